@@ -1,0 +1,47 @@
+"""Attention you can insert, supervise, measure and see.
+
+Importing this package is cheap: every name below is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foveal import attention, data, measure, models, see, tasks
+    from foveal.attention.record import AttentionRecord, watch
+    from foveal.models import create_model, list_models
+
+__version__ = "0.1.0"
+__all__ = [
+    "AttentionRecord",
+    "attention",
+    "create_model",
+    "data",
+    "list_models",
+    "measure",
+    "models",
+    "see",
+    "tasks",
+    "watch",
+]
+
+_HOME = {
+    "AttentionRecord": "attention.record",
+    "watch": "attention.record",
+    "create_model": "models",
+    "list_models": "models",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'foveal' has no attribute {name!r}")
+    if name in _HOME:
+        return getattr(importlib.import_module(f"foveal.{_HOME[name]}"), name)
+    return importlib.import_module(f"foveal.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

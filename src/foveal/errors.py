@@ -1,0 +1,42 @@
+"""Errors for people: what was given, what was expected, what to do.
+
+Every mistake a user can make is raised as :class:`UserError` (a ``ValueError``) or one of its kinds, so that the command
+line prints one line and exits with status 2, and a library user can catch it. Anything else is a bug in foveal.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user gave cannot be used; the message says what to do about it."""
+
+
+class UnknownNameError(UserError):
+    """A name that is not in the list it was looked up in."""
+
+
+class DataError(UserError):
+    """A dataset, image or cache file that is missing, empty or damaged."""
+
+
+class RunError(UserError):
+    """A run folder that cannot be written, resumed or read."""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
+    """Build the error for an unknown name, with its close matches.
+
+    >>> print(unknown("model", "hatnet", ["hattnet", "soft"]))
+    unknown model 'hatnet'; did you mean 'hattnet'?
+    >>> print(unknown("model", "zzz", ["hattnet", "soft"]))
+    unknown model 'zzz'; known: hattnet, soft
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    if close:
+        return UnknownNameError(f"unknown {what} {given!r}; did you mean {' or '.join(map(repr, close))}?")
+    shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
+    return UnknownNameError(f"unknown {what} {given!r}; known: {shown or 'none'}")
