@@ -25,7 +25,9 @@ def register(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
         if pretrained:
             raise UserError(f"no pretrained weights are published for {name}; train it with `foveal train`")
         # timm passes its own bookkeeping along with the user's options.
-        return build(**{k: v for k, v in options.items() if k not in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")})
+        return build(
+            **{k: v for k, v in options.items() if k not in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")}
+        )
 
     entrypoint.__name__, entrypoint.__module__, entrypoint.__doc__ = name, build.__module__, build.__doc__
     timm.models.register_model(entrypoint)
@@ -51,7 +53,7 @@ def list_models(pattern: str = "*") -> list[str]:
     """Names of all networks that match a glob.
 
     >>> list_models("hattnet*")
-    ['hattnet', 'hattnet_ctx']
+    ['hattnet', 'hattnet_ctx', 'hattnet_ctx_vgg16', 'hattnet_vgg16']
     """
     return sorted(fnmatch.filter(_MODELS, pattern))
 

@@ -1,0 +1,32 @@
+"""What the measures ask of the tensors they are given."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from foveal.errors import UserError
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Widen half precision and integers to float32; float64 stays.
+
+    >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def check_maps(attention: Tensor, mask: Tensor) -> None:
+    """Raise unless ``attention`` (N, H, W) is finite and not negative and ``mask`` (N, H, W) is bool."""
+    if attention.ndim != 3 or 0 in attention.shape[1:]:
+        raise UserError(f"attention must be (N, H, W), one map per sample, got shape {tuple(attention.shape)}")
+    if mask.dtype != torch.bool:
+        raise UserError(f"mask must be bool, got {mask.dtype}; compare it first, for example mask > 0")
+    if mask.shape != attention.shape:
+        raise UserError(
+            f"attention {tuple(attention.shape)} and mask {tuple(mask.shape)} differ in shape; "
+            "bring the attention to the size of the mask with foveal.measure.attention_map"
+        )
+    if not bool(((attention >= 0) & (attention < float("inf"))).all()):
+        raise UserError("attention must be finite and not negative; give probabilities (after sigmoid or softmax)")

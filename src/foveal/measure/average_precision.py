@@ -1,0 +1,183 @@
+"""Average precision per attribute, and its mean weighted by how often each attribute occurs.
+
+Everingham et al.: "The PASCAL Visual Object Classes Challenge" (http://host.robots.ox.ac.uk/pascal/VOC). Samples with
+equal scores cannot be told apart, so they enter the ranking together, as in scikit-learn; the VOC development kit
+orders them arbitrarily. Recall levels of the 11-point form are compared exactly, in integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
+
+from foveal.errors import UserError, unknown
+from foveal.measure._inputs import at_least_float32
+
+Interpolation = Literal["area", "11point", "step"]
+INTERPOLATIONS = ("area", "11point", "step")
+
+
+def _check_interpolation(interpolation: str) -> None:
+    if interpolation not in INTERPOLATIONS:
+        raise unknown("interpolation", interpolation, INTERPOLATIONS)
+
+
+def _check(scores: Tensor, labels: Tensor) -> None:
+    if scores.ndim != 2 or scores.shape != labels.shape:
+        raise UserError(
+            "scores and labels must both be (N, K), samples by attributes, "
+            f"got {tuple(scores.shape)} and {tuple(labels.shape)}"
+        )
+    if bool(scores.isnan().any()):
+        raise UserError("scores hold nan, which cannot be ranked; look for the overflow that made them")
+    if labels.dtype != torch.bool and not bool(((labels == 0) | (labels == 1)).all()):
+        raise UserError(f"labels must be bool or 0 and 1, got {labels.dtype} with other values; threshold them first")
+
+
+def _update(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """What is kept of a batch: scores in float32 or wider, labels as bool."""
+    return at_least_float32(scores.detach()), labels.bool()
+
+
+def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk down the ranking of each attribute, equal scores in one step.
+
+    Args:
+        scores: (K, N).
+        labels: bool (K, N).
+
+    Returns:
+        Whether each rank holds a positive, bool (K, N), then the positives found (K, N) and the precision (K, N) once
+        all samples with the score of that rank are taken.
+    """
+    samples = scores.shape[1]
+    scores, order = scores.sort(dim=1, descending=True)
+    positive = labels.gather(1, order)
+    last = torch.full_like(order, samples - 1)  # the last rank with the same score
+    ranks = torch.arange(samples - 1, device=scores.device).expand(len(scores), -1)
+    last[:, :-1] = torch.where(scores[:, :-1] != scores[:, 1:], ranks, samples - 1)
+    last = last.flip(1).cummin(1).values.flip(1)
+    found = positive.cumsum(1).gather(1, last)
+    return positive, found, found / (last + 1)
+
+
+def _compute(scores: Tensor, labels: Tensor, interpolation: Interpolation) -> tuple[Tensor, Tensor]:
+    """Average precision (K,) and positives (K,) of each attribute."""
+    positives = labels.sum(0)
+    if not scores.numel():
+        return torch.full_like(positives, torch.nan, dtype=torch.float32), positives
+    positive, found, precision = _ranking(scores.T.contiguous(), labels.T.contiguous())
+    if interpolation != "step":
+        # The envelope: the best precision at this recall or a higher one.
+        precision = precision.flip(1).cummax(1).values.flip(1)
+    if interpolation == "11point":
+        tenths = torch.arange(11, device=scores.device)
+        need = (positives[:, None] * tenths + 9) // 10  # recall ≥ t/10 takes ⌈t · positives / 10⌉ of them
+        average = precision.gather(1, torch.searchsorted(found, need)).mean(1)
+    else:
+        # Every positive raises the recall by 1 / positives.
+        average = (precision * positive).sum(1) / positives
+    return average.masked_fill(positives == 0, torch.nan), positives
+
+
+def _weighted(average: Tensor, positives: Tensor) -> Tensor:
+    return (average.masked_fill(positives == 0, 0) * positives).sum() / positives.sum()
+
+
+def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
+    """Average precision of each attribute.
+
+    With P and R precision and recall down the ranking, and P̂(r) the best precision at any recall ≥ r:
+
+    - ``area``: Σ ΔR · P̂(R), the area under the monotone envelope, as in VOC 2010 and later;
+    - ``11point``: the mean of P̂(0), P̂(0.1), … P̂(1), as in VOC 2007;
+    - ``step``: Σ ΔR · P, without an envelope, as scikit-learn's ``average_precision_score``.
+
+    Args:
+        scores: (N, K), higher for more likely; logits and probabilities rank alike.
+        labels: bool or 0 and 1, (N, K).
+        interpolation: ``area``, ``11point`` or ``step``.
+
+    Returns:
+        (K,) in [0, 1]; nan for an attribute without a positive.
+
+    >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    >>> labels = torch.tensor([[1, 0], [0, 0], [1, 0]])
+    >>> average_precision(scores, labels)
+    tensor([0.8333, nan])
+    """
+    _check_interpolation(interpolation)
+    _check(scores, labels)
+    return _compute(*_update(scores, labels), interpolation)[0]
+
+
+def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
+    """Mean of :func:`average_precision` over attributes, weighted by their positives (spec section 8).
+
+    Attributes without a positive have weight zero.
+
+    Args:
+        scores: (N, K), higher for more likely; logits and probabilities rank alike.
+        labels: bool or 0 and 1, (N, K).
+        interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+
+    Returns:
+        Scalar in [0, 1]; nan if nothing is positive.
+
+    >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    >>> labels = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    >>> average_precision(scores, labels)
+    tensor([1.0000, 0.3333])
+    >>> weighted_average_precision(scores, labels)
+    tensor(0.7778)
+    """
+    _check_interpolation(interpolation)
+    _check(scores, labels)
+    return _weighted(*_compute(*_update(scores, labels), interpolation))
+
+
+class WeightedAveragePrecision(Metric):
+    """:func:`weighted_average_precision` over a whole test set.
+
+    A ranking needs every score, so all scores and labels are kept until :meth:`reset`; ``compute_on_cpu=True`` keeps
+    them off the accelerator.
+
+    Args:
+        interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+        **kwargs: of :class:`torchmetrics.Metric`.
+
+    >>> metric = WeightedAveragePrecision()
+    >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([[1, 1], [1, 0]]))
+    >>> metric.update(torch.tensor([[0.7, 0.3]]), torch.tensor([[0, 0]]))
+    >>> metric.compute()
+    tensor(0.7778)
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    scores: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, interpolation: Interpolation = "area", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _check_interpolation(interpolation)
+        self.interpolation: Interpolation = interpolation
+        self.add_state("scores", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, scores: Tensor, labels: Tensor) -> None:
+        """Add samples: ``scores`` (N, K) and ``labels`` (N, K), bool or 0 and 1."""
+        _check(scores, labels)
+        kept_scores, kept_labels = _update(scores, labels)
+        self.scores.append(kept_scores)
+        self.labels.append(kept_labels)
+
+    def compute(self) -> Tensor:
+        """Weighted mean average precision of all samples so far, a scalar."""
+        return _weighted(*_compute(dim_zero_cat(self.scores), dim_zero_cat(self.labels), self.interpolation))

@@ -1,0 +1,95 @@
+"""One attention map per image from a network with several gates.
+
+Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393). The paper does not
+define the map of a multi-gate network. Every gate multiplies what the next ones see, so the default is their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from foveal.attention.record import AttentionRecord
+from foveal.errors import UserError, unknown
+
+Gates = Literal["product", "last"]
+
+
+def _values(position: int, record: AttentionRecord | Tensor) -> Tensor:
+    """The (N, h, w) map of one gate."""
+    name = f"gate {position}"
+    if isinstance(record, AttentionRecord):
+        name, kind, record = record.site, record.kind, record.values
+        if kind != "spatial":
+            raise UserError(
+                f"{name} is {kind} attention, which has no map; leave it out, as with foveal.watch(model, at=…)"
+            )
+    if record.ndim != 3 or 0 in record.shape[1:]:
+        raise UserError(f"the attention of {name} must be (N, h, w), got shape {tuple(record.shape)}")
+    return record
+
+
+def _chosen(
+    records: Mapping[str, AttentionRecord] | Sequence[AttentionRecord | Tensor], upto: int | None
+) -> list[Tensor]:
+    """The maps of the first ``upto`` gates."""
+    if isinstance(records, (Tensor, AttentionRecord)):
+        raise UserError(
+            "records must be what foveal.watch recorded, or a list with one entry per gate; put it in a list"
+        )
+    found = list(records.values() if isinstance(records, Mapping) else records)
+    if not found:
+        raise UserError("no attention was recorded; run the model inside `with foveal.watch(model) as seen:` first")
+    if upto is not None and not 1 <= upto <= len(found):
+        raise UserError(f"upto must be between 1 and {len(found)}, the number of gates, got {upto}")
+    maps = [_values(position, record) for position, record in enumerate(found[:upto])]
+    if len({len(values) for values in maps}) > 1:
+        raise UserError(f"gates must see the same samples, got batches of {[len(values) for values in maps]}")
+    return maps
+
+
+def attention_map(
+    records: Mapping[str, AttentionRecord] | Sequence[AttentionRecord | Tensor],
+    size: tuple[int, int],
+    gates: Gates = "product",
+    *,
+    upto: int | None = None,
+) -> Tensor:
+    """One map per sample, at image size, from all gates of a network (spec section 9).
+
+    Each gate is brought to ``size`` (bilinear, ``align_corners=False``); then the gates are multiplied, or only the
+    last is used. Gates count in the order in which the network holds them.
+
+    Args:
+        records: what :func:`foveal.watch` recorded, or a sequence of spatial records or of tensors (N, h, w).
+        size: (H, W) of the map, usually that of the image and its mask.
+        gates: ``product`` of the gates, or the ``last`` one alone.
+        upto: use only the first ``upto`` gates, to show attention as it stands after each.
+
+    Returns:
+        (N, H, W), float32, attached to the graph of the records. Not normalised.
+
+    >>> import torch, foveal
+    >>> model = foveal.create_model("hattnet")
+    >>> with foveal.watch(model) as seen:
+    ...     _ = model(torch.rand(2, 3, 100, 100), torch.tensor([3, 8]))
+    >>> attention_map(seen, (100, 100)).shape
+    torch.Size([2, 100, 100])
+    >>> attention_map([torch.full((1, 2, 2), 0.5), torch.full((1, 1, 1), 0.5)], (1, 3))
+    tensor([[[0.2500, 0.2500, 0.2500]]])
+    """
+    if gates not in ("product", "last"):
+        raise unknown("gates", gates, ("product", "last"))
+    if len(size) != 2 or min(size) < 1:
+        raise UserError(f"size must be (H, W), both at least 1, got {tuple(size)}")
+    maps = _chosen(records, upto)
+    if gates == "last":
+        maps = maps[-1:]
+    large = [F.interpolate(v.float()[:, None], tuple(size), mode="bilinear", align_corners=False)[:, 0] for v in maps]
+    product = large[0]
+    for values in large[1:]:
+        product = product * values
+    return product

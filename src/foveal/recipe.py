@@ -1,0 +1,302 @@
+"""Recipes: what to train, on what, how, as typed and validated YAML.
+
+A recipe is a file in ``foveal/recipes`` (``hattnet/mref-soft``) or anywhere else (``./mine.yaml``). ``extends`` names a
+recipe to start from; ``key=value`` overrides come last. Everything is checked before anything is built: an unknown key, a
+wrong type or a missing dataset is one clear message that names the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from foveal.errors import UserError, unknown
+
+VERSION = 1
+
+
+@dataclass
+class Optim:
+    """How weights are updated.
+
+    Attributes:
+        name: ``rmsprop``, ``adam``, ``adamw`` or ``sgd``.
+        lr: learning rate, the highest one of a ``onecycle`` schedule.
+        weight_decay: decoupled for ``adamw``, L2 otherwise.
+        momentum: of ``sgd``.
+        alpha: decay of ``rmsprop``'s average of squares.
+        eps: added to the denominator of ``rmsprop``, ``adam`` and ``adamw``.
+        schedule: ``constant``; ``stairs``: from epoch ``after`` on divided by ``factor`` every ``every`` epochs;
+            ``onecycle`` and ``cosine``: over all steps of the run.
+        clip: greatest total gradient norm, or null.
+    """
+
+    name: Literal["rmsprop", "adam", "adamw", "sgd"] = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.9
+    alpha: float = 0.9
+    eps: float = 1e-8
+    schedule: Literal["constant", "stairs", "onecycle", "cosine"] = "constant"
+    after: int = 30
+    every: int = 11
+    factor: float = 1.5
+    clip: float | None = None
+
+
+@dataclass
+class Train:
+    """How long and on what hardware.
+
+    Attributes:
+        epochs: at most this many.
+        patience: stop after so many epochs without a better validation score, or null.
+        batch: samples a step and process.
+        eval_batch: samples a step in validation and test.
+        precision: ``32``, ``bf16`` or ``16`` (automatic mixed precision).
+        compile: compile the training step with torch.compile.
+        accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch.
+        sync_batchnorm: batch norm statistics over all processes (GPU only).
+        workers: worker processes for datasets that read files.
+        tensorboard: also write TensorBoard logs (needs the ``tensorboard`` extra).
+    """
+
+    epochs: int = 60
+    patience: int | None = None
+    batch: int = 200
+    eval_batch: int = 1000
+    precision: Literal["32", "bf16", "16"] = "32"
+    compile: bool = False
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    strategy: str = "auto"
+    sync_batchnorm: bool = False
+    workers: int = 2
+    tensorboard: bool = False
+
+
+@dataclass
+class Loss:
+    """What is minimised.
+
+    Attributes:
+        label_smoothing: of the cross entropy.
+        floor: added to the probability of the right answer before the logarithm (1e-5 in the authors' code).
+    """
+
+    label_smoothing: float = 0.0
+    floor: float = 0.0
+
+
+@dataclass
+class Published:
+    """The cell of a paper's table that the recipe reproduces; numbers are fractions."""
+
+    table: str = ""
+    row: str = ""
+    column: str = ""
+    accuracy: float | None = None
+    true_positive_strength: float | None = None
+
+
+@dataclass
+class Recipe:
+    """A whole training run.
+
+    Attributes:
+        version: of this format.
+        name: how it was asked for.
+        title: the model's name in tables and pictures.
+        task: name of the task.
+        seed: of weights, order and dropout.
+        data: ``name`` of a dataset and its options.
+        model: ``name`` of a model and its options.
+    """
+
+    version: int = VERSION
+    name: str = ""
+    title: str = ""
+    task: Literal["refer"] = "refer"
+    seed: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    loss: Loss = field(default_factory=Loss)
+    optim: Optim = field(default_factory=Optim)
+    train: Train = field(default_factory=Train)
+    published: Published | None = None
+
+    def dump(self) -> str:
+        """The resolved recipe as YAML that :func:`load` reads back."""
+        return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False, allow_unicode=True)
+
+
+def available() -> list[str]:
+    """Names of the recipes that come with foveal; files whose name starts with an underscore are only building blocks."""
+    root = Path(str(resources.files("foveal") / "recipes"))
+    found = (p.relative_to(root).with_suffix("") for p in root.rglob("*.yaml") if not p.name.startswith("_"))
+    return sorted(p.as_posix() for p in found)
+
+
+def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read, override and validate a recipe.
+
+    Args:
+        name: a recipe that comes with foveal, or a path to a YAML file.
+        overrides: ``key=value`` strings with dotted keys; values are YAML.
+
+    >>> load("hattnet/mref-soft", ["train.epochs=3", "data.digits=embedded"]).train.epochs
+    3
+    """
+    raw = _read(name)
+    raw.setdefault("name", str(name))
+    for override in overrides:
+        _override(raw, override)
+    version = raw.get("version", VERSION)
+    if isinstance(version, int) and version > VERSION:
+        raise UserError(
+            f"recipe {name} has format version {version}, this foveal reads up to {VERSION}; upgrade foveal"
+        )
+    recipe = parse(Recipe, raw, "")
+    for section in ("data", "model"):
+        if not isinstance(getattr(recipe, section).get("name"), str):
+            raise UserError(f"recipe {name}: {section}.name is missing")
+    recipe.title = recipe.title or recipe.model["name"]
+    return recipe
+
+
+def _read(name: str | Path) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = Path(str(resources.files("foveal") / "recipes" / f"{name}.yaml"))
+        if not path.is_file():
+            raise unknown("recipe", str(name), available())
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such recipe file") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
+    base = raw.pop("extends", None)
+    if base is None:
+        return raw
+    if not isinstance(base, str):
+        raise UserError(f"{path}: extends names one recipe file beside it, got {base!r}")
+    return _merge(_read(path.parent / base), raw)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise UserError(f"override {override!r}: expected key=value, for example train.epochs=3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"override {override!r}: {text!r} is not a YAML value") from error
+    *path, last = key.split(".")
+    at = raw
+    for part in path:
+        if at.get(part) is None:
+            at[part] = {}
+        at = at[part]
+        if not isinstance(at, dict):
+            raise UserError(f"override {override!r}: {part!r} is a value, not a section")
+    at[last] = value
+
+
+def parse(kind: type, raw: Any, where: str) -> Any:
+    """Build the dataclass ``kind`` from plain data, naming the key of whatever does not fit.
+
+    >>> parse(Optim, {"lr": "fast"}, "optim")
+    Traceback (most recent call last):
+    ...
+    foveal.errors.UserError: optim.lr: expected a number, got 'fast'
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{where or 'recipe'}: expected a section with keys, got {raw!r}")
+    hints = get_type_hints(kind)
+    _check_names(raw, hints, where)
+    return kind(**{key: convert(hints[key], value, _join(where, key)) for key, value in raw.items()})
+
+
+def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check ``options`` against the signature of the class or function they will be passed to."""
+    parameters = inspect.signature(target).parameters
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    known = {name: hints.get(name, Any) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    _check_names(options, known, where)
+    return {key: convert(known[key], value, _join(where, key)) for key, value in options.items()}
+
+
+def _check_names(raw: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in raw:
+        if key not in known:
+            error = unknown("key", str(key), known)
+            raise UserError(f"{where}: {error}" if where else f"recipe: {error}")
+
+
+def _join(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+_SAID = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Turn a YAML value into what the type ``hint`` asks for, or say what was expected."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        return convert(next(a for a in args if a is not type(None)), value, where)
+    if origin is Literal:
+        plain = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        if plain not in args:
+            raise UserError(f"{where}: expected one of {', '.join(map(str, args))}, got {value!r}")
+        return plain
+    if origin is tuple:
+        return _convert_tuple(args, value, where)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
+    plain_type = origin or hint
+    if plain_type is float and isinstance(value, str):  # YAML reads 1e-3 as a text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    fits = isinstance(value, plain_type) or (plain_type is float and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and plain_type is not bool):
+        raise UserError(f"{where}: expected {_SAID.get(plain_type, plain_type)}, got {value!r}")
+    return float(value) if plain_type is float else value
+
+
+def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) != len(args):
+        raise UserError(f"{where}: expected a list of {len(args)} values, got {value!r}")
+    return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if v is not None}
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,139 @@
+"""One image and one attention map as a picture.
+
+Attention is never compared between pictures here: every map is scaled to its own maximum, so the brightest place is where
+that map is highest, whatever its value. A map that is zero everywhere stays dark.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from foveal.errors import UserError, unknown
+
+
+def overlay(image: Tensor, attention: Tensor, *, cmap: str = "magma", alpha: float = 0.75) -> Image.Image:
+    """Lay attention over an image as colour; where there is none, the image shows through unchanged.
+
+    Args:
+        image: (3, H, W), uint8, or float in [0, 1].
+        attention: (h, w), not negative; brought to H×W bilinearly and scaled to its maximum.
+        cmap: name of a matplotlib colour map.
+        alpha: opacity of the colour where attention is highest, in [0, 1].
+
+    Returns:
+        An RGB picture of W×H pixels.
+
+    >>> import torch
+    >>> picture = overlay(torch.zeros(3, 60, 80), torch.eye(4), alpha=1.0)
+    >>> picture.size, picture.getpixel((0, 0)), picture.getpixel((79, 0))
+    ((80, 60), (252, 253, 191), (0, 0, 0))
+    """
+    if not 0 <= alpha <= 1:
+        raise UserError(f"alpha={alpha} is not an opacity; give a number from 0 (image only) to 1 (colour only)")
+    pixels = _pixels(image)
+    strength = scaled(attention, pixels.shape[-2:])
+    weight = alpha * strength
+    return _picture(pixels * (1 - weight) + _coloured(strength, cmap) * weight)
+
+
+def attended(image: Tensor, attention: Tensor, *, floor: float = 0.15) -> Image.Image:
+    """Darken an image where attention is low: what the model saw.
+
+    Args:
+        image: (3, H, W), uint8, or float in [0, 1].
+        attention: (h, w), not negative; brought to H×W bilinearly and scaled to its maximum.
+        floor: brightness left where attention is zero, in [0, 1]; 0 is the attended image of the HAttNet paper.
+
+    Returns:
+        An RGB picture of W×H pixels.
+
+    >>> import torch
+    >>> picture = attended(torch.ones(3, 8, 8), torch.tensor([[0.0, 0.5]]), floor=0.2)
+    >>> picture.getpixel((0, 0)), picture.getpixel((7, 7))
+    ((51, 51, 51), (255, 255, 255))
+    """
+    if not 0 <= floor <= 1:
+        raise UserError(f"floor={floor} is not a brightness; give a number from 0 (black) to 1 (unchanged)")
+    pixels = _pixels(image)
+    return _picture(pixels * (floor + (1 - floor) * scaled(attention, pixels.shape[-2:])))
+
+
+def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cmap: str = "magma") -> Image.Image:
+    """Colour an attention map.
+
+    Args:
+        attention: (h, w), not negative; scaled to its maximum.
+        size: (H, W) of the picture, or one number for a square; None keeps one pixel a position.
+        cmap: name of a matplotlib colour map.
+
+    Returns:
+        An RGB picture.
+
+    >>> import torch
+    >>> heatmap(torch.eye(4)).size, heatmap(torch.eye(4), (30, 40)).size
+    ((4, 4), (40, 30))
+    """
+    height_width = (size, size) if isinstance(size, int) else size
+    if height_width is not None and min(height_width) < 1:
+        raise UserError(f"size={size} is not a picture size; give (height, width) of at least 1")
+    return _picture(_coloured(scaled(attention, height_width), cmap))
+
+
+def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) -> Tensor:
+    """Check an attention map, bring it to ``size`` bilinearly and scale it to its maximum.
+
+    Args:
+        attention: (h, w), finite and not negative.
+        size: (H, W), or None for the map's own size.
+
+    Returns:
+        (H, W) float32 in [0, 1], on the CPU and off the graph.
+    """
+    if not isinstance(attention, Tensor) or attention.ndim != 2 or not attention.numel():
+        raise UserError(f"attention is {_shape(attention)}; expected one map (h, w): take one sample of a batch")
+    values = attention.detach().cpu().float()
+    if not torch.isfinite(values).all():
+        raise UserError("attention holds NaN or infinity; look for a diverged model or a division by zero")
+    if values.min() < 0:
+        raise UserError(
+            f"attention goes down to {values.min():.3g}; expected values >= 0: apply a sigmoid or softmax first"
+        )
+    if size is not None and tuple(size) != tuple(values.shape):
+        values = F.interpolate(values[None, None], list(size), mode="bilinear", antialias=True)[0, 0].clamp_min(0)
+    return values / values.max().clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def _pixels(image: Tensor) -> Tensor:
+    """(3, H, W) uint8, or float in [0, 1], as float32 in [0, 1] on the CPU."""
+    if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3 or not image.numel():
+        raise UserError(f"image is {_shape(image)}; expected one RGB image (3, H, W)")
+    if image.dtype == torch.uint8:
+        return image.cpu().float() / 255
+    if not image.is_floating_point():
+        raise UserError(f"image is {image.dtype}; expected uint8, or float in [0, 1]")
+    pixels = image.detach().cpu().float()
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= -1e-3 and high <= 1 + 1e-3):  # NaN fails both comparisons
+        raise UserError(f"image runs from {low:.3g} to {high:.3g}; expected [0, 1]: undo its normalisation first")
+    return pixels.clamp(0, 1)
+
+
+def _coloured(strength: Tensor, cmap: str) -> Tensor:
+    """(H, W) in [0, 1] as colours (3, H, W) in [0, 1]."""
+    from matplotlib import colormaps  # takes a while to import, and only colouring needs it
+
+    if cmap not in colormaps:
+        raise unknown("colour map", cmap, colormaps)
+    return torch.from_numpy(colormaps[cmap](strength.numpy())[..., :3]).float().permute(2, 0, 1)
+
+
+def _picture(pixels: Tensor) -> Image.Image:
+    """(3, H, W) in [0, 1] as an RGB picture."""
+    return Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).contiguous().numpy(), "RGB")
+
+
+def _shape(given: object) -> str:
+    return f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
