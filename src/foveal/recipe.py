@@ -7,6 +7,7 @@ wrong type or a missing dataset is one clear message that names the key.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import types
@@ -266,9 +267,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Any:
         return value
     if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        return convert(next(a for a in args if a is not type(None)), value, where)
+        return _convert_union(args, value, where)
     if origin is Literal:
         plain = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
         if plain not in args:
@@ -279,15 +278,28 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     plain_type = origin or hint
+    if plain_type is Path and isinstance(value, str):
+        return Path(value)
     if plain_type is float and isinstance(value, str):  # YAML reads 1e-3 as a text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     fits = isinstance(value, plain_type) or (plain_type is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and plain_type is not bool):
         raise UserError(f"{where}: expected {_SAID.get(plain_type, plain_type)}, got {value!r}")
     return float(value) if plain_type is float else value
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    problem = None
+    for hint in args:
+        try:
+            return convert(hint, value, where)
+        except UserError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
 
 
 def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -36,7 +36,7 @@ def _update(attention: Tensor, mask: Tensor, levels: Tensor, normalise: bool) ->
         peak = attention.amax((1, 2), keepdim=True)
         attention = attention / peak.masked_fill(peak == 0, 1)
     # Everything is compared in float32, so that 0.3 in a float64 map still reaches a threshold of 0.3.
-    reached = torch.bucketize(attention.float(), levels, right=True, out_int32=True)
+    reached = torch.bucketize(attention.float().contiguous(), levels, right=True, out_int32=True)
     bins = len(levels) + 1
     return torch.bincount((reached + bins * mask.int()).flatten(), minlength=2 * bins).view(2, bins)
 

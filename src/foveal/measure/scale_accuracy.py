@@ -40,7 +40,7 @@ def _check(correct: Tensor, scale: Tensor) -> None:
 
 def _update(correct: Tensor, scale: Tensor, edges: tuple[float, ...]) -> tuple[Tensor, Tensor]:
     """Correct samples and all samples of each bin, both (B,)."""
-    scale = at_least_float32(scale)
+    scale = at_least_float32(scale).contiguous()
     levels = torch.tensor(edges, dtype=scale.dtype, device=scale.device)
     # Bucket 0 lies below the edges and the last one above them; the lowest edge itself moves into the first bin.
     bucket = torch.bucketize(scale, levels).masked_fill(scale == levels[0], 1)

@@ -60,7 +60,7 @@ def marginal_logits(log_attention: Tensor, logits: Tensor) -> Tensor:
 
 
 def vgg16_features() -> nn.Sequential:
-    """Torchvision's ``vgg16().features``, initialised the same; the classifier's 124 million weights are never built."""
+    """Torchvision's ``vgg16().features``, initialised the same; its classifier of 124 million weights is not built."""
     features = vgg.make_layers(vgg.cfgs["D"], batch_norm=False)
     for module in features:
         if isinstance(module, nn.Conv2d):
@@ -234,25 +234,25 @@ class AttributeNet(nn.Module):
         return marginal_logits(log_attention, self.head(positions))
 
 
-@register
+@register(AttributeNet)
 def soft_vgg16(**options: Any) -> nn.Module:
     """SOFT on VGG-16: one softmax gate after pool5, attended features summed."""
     return AttributeNet(**{"gates": "last", "attend": "soft", **options})
 
 
-@register
+@register(AttributeNet)
 def hard_vgg16(**options: Any) -> nn.Module:
     """HARD on VGG-16: one gate after pool5, each attribute marginalised exactly over positions."""
     return AttributeNet(**{"gates": "last", "attend": "hard", **options})
 
 
-@register
+@register(AttributeNet)
 def hattnet_vgg16(**options: Any) -> nn.Module:
     """HAttNet on VGG-16: gates after pool3, pool4 and pool5, each position scored by itself."""
     return AttributeNet(**{"gates": "all", "context": 1, **options})
 
 
-@register
+@register(AttributeNet)
 def hattnet_ctx_vgg16(**options: Any) -> nn.Module:
     """HAttNet-CTX on VGG-16: gates after pool3, pool4 and pool5, the first two with 3×3 context."""
     return AttributeNet(**{"gates": "all", "context": 3, **options})

@@ -236,31 +236,31 @@ class SpatialTransformerNet(nn.Module):
         return self.classify(self.dropout(self.norm(features)))
 
 
-@register
+@register(ReferenceNet)
 def soft(**options: Any) -> nn.Module:
     """SOFT: one softmax gate at the top of the CNN, attended features summed."""
     return ReferenceNet(**{"gates": "last", "attend": "soft", **options})
 
 
-@register
+@register(ReferenceNet)
 def hard(**options: Any) -> nn.Module:
     """HARD: one gate at the top, trained on the exact marginal likelihood over positions."""
     return ReferenceNet(**{"gates": "last", "attend": "hard", **options})
 
 
-@register
+@register(ReferenceNet)
 def hattnet(**options: Any) -> nn.Module:
     """HAttNet: a gate after every stage, each position scored by itself."""
     return ReferenceNet(**{"gates": "all", "context": 1, **options})
 
 
-@register
+@register(ReferenceNet)
 def hattnet_ctx(**options: Any) -> nn.Module:
     """HAttNet-CTX: a gate after every stage, each position scored with its 3×3 neighbourhood."""
     return ReferenceNet(**{"gates": "all", "context": 3, **options})
 
 
-@register
+@register(SpatialTransformerNet)
 def stn(**options: Any) -> nn.Module:
     """STN: an affine window placed by a query-conditioned localisation network."""
     return SpatialTransformerNet(**options)

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import fnmatch
+import inspect
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import timm
 from torch import nn
 
 from foveal.errors import UserError, unknown
+from foveal.recipe import check_options
 
-_MODELS: dict[str, Callable[..., nn.Module]] = {}
+@dataclass(frozen=True)
+class _Model:
+    build: Callable[..., nn.Module]
+    options: Callable[..., Any]  # whose signature tells which options there are
 
 
-def register(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Register the network that ``build(**options)`` makes, under the function's name.
+_MODELS: dict[str, _Model] = {}
+_TIMM = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # what timm passes along with the user's options
+Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
-    The first line of its docstring is what ``foveal list models`` shows.
+
+def register(options: Callable[..., Any]) -> Callable[[Builder], Builder]:
+    """Register the network that the decorated function makes, under the function's name.
+
+    Args:
+        options: the class or function that the function's keyword arguments end up in; they are checked against it. The
+            first line of the decorated function's docstring is what ``foveal list models`` shows.
     """
-    name = build.__name__
 
-    def entrypoint(pretrained: bool = False, **options: Any) -> nn.Module:
-        if pretrained:
-            raise UserError(f"no pretrained weights are published for {name}; train it with `foveal train`")
-        # timm passes its own bookkeeping along with the user's options.
-        return build(
-            **{k: v for k, v in options.items() if k not in ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")}
-        )
+    def decorate(build: Builder) -> Builder:
+        name = build.__name__
 
-    entrypoint.__name__, entrypoint.__module__, entrypoint.__doc__ = name, build.__module__, build.__doc__
-    timm.models.register_model(entrypoint)
-    _MODELS[name] = build
-    return build
+        def entrypoint(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+            if pretrained:
+                raise UserError(f"no pretrained weights are published for {name}; train it with `foveal train`")
+            return create_model(name, **{k: v for k, v in kwargs.items() if k not in _TIMM})
+
+        entrypoint.__name__, entrypoint.__module__, entrypoint.__doc__ = name, build.__module__, build.__doc__
+        timm.models.register_model(entrypoint)
+        _MODELS[name] = _Model(build, options)
+        return build
+
+    return decorate
 
 
 def create_model(name: str, **options: Any) -> nn.Module:
@@ -43,10 +57,13 @@ def create_model(name: str, **options: Any) -> nn.Module:
     """
     if name not in _MODELS:
         raise unknown("model", name, _MODELS)
-    try:
-        return _MODELS[name](**options)
-    except TypeError as error:
-        raise UserError(f"model {name!r}: {error}") from error
+    model = _MODELS[name]
+    return model.build(**check_options(model.options, options, f"model {name}"))
+
+
+def accepts(name: str, option: str) -> bool:
+    """Whether the network called ``name`` has this option."""
+    return name in _MODELS and option in inspect.signature(_MODELS[name].options).parameters
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -60,4 +77,4 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def summary(name: str) -> str:
     """One line on the network called ``name``."""
-    return (_MODELS[name].__doc__ or "").strip().split("\n")[0]
+    return (_MODELS[name].build.__doc__ or "").strip().split("\n")[0]

@@ -14,17 +14,18 @@ from foveal.see.gates import MARKS, drawable, shared
 from foveal.see.overlay import attended, heatmap
 from foveal.see.question import COLOURS, question
 from foveal.see.samples import Samples
+from foveal.see.svg import colour, slots
 
 SPOKEN = {"right": "right:", "wrong": "wrong:", "partly": "partly right:"}
 
 
-def gates_html(models: Mapping[str, Samples], *, limit: int = 6, slots: Mapping[str, int] | None = None) -> str:
+def gates_html(models: Mapping[str, Samples], *, limit: int = 6, colours: Mapping[str, int] | None = None) -> str:
     """Lay out the panel of :func:`foveal.see.gates.gates` as an HTML fragment; the report's style sheet dresses it.
 
     Args:
         models: title of each model and what it did; samples are matched by image and query.
         limit: most samples.
-        slots: colour of each model, see :func:`foveal.see.svg.slots`.
+        colours: slot of each title, see :func:`foveal.see.svg.slots`.
 
     >>> import torch
     >>> seen = Samples(
@@ -34,12 +35,12 @@ def gates_html(models: Mapping[str, Samples], *, limit: int = 6, slots: Mapping[
     >>> "What colour is the 7?" in gates_html({"SOFT": seen})
     True
     """
-    cards = []
+    slot, cards = colours or slots(models), []
     for row in shared(models)[:limit]:
         title, k = next(iter(row.items()))
         cells = [_input(models[title], k)]
         for title, samples in models.items():
-            who = f'<p class="who m{(slots or {}).get(title, 0)}">{escape(title)}</p>'
+            who = f'<p class="who" style="--is:{colour(slot[title])}">{escape(title)}</p>'
             if title in row:
                 verdict = samples.verdict(row[title]) or "unknown"
                 cells.append(f'<div class="look {verdict}">{who}{_look(samples, row[title])}</div>')
@@ -91,7 +92,7 @@ def _look(samples: Samples, k: int) -> str:
 
 def _answer(samples: Samples, k: int) -> str:
     guess, verdict, confidence = samples.guess(k), samples.verdict(k), samples.confidence(k)
-    sure = "" if confidence is None else f" <small>{100 * confidence:.0f} %</small>"
+    sure = "" if confidence is None else f" <small>{100 * confidence:.0f} %</small>"
     return f'<p class="answer">{mark(verdict)}{_chip(samples, guess)}{escape(samples.names(guess))}{sure}</p>'
 
 
@@ -100,13 +101,15 @@ def mark(verdict: str | None) -> str:
     if verdict is None:
         return ""
     strokes = "".join(f"M{' '.join(f'{x} {y}' for x, y in stroke)}" for stroke in MARKS[verdict])
-    return f'<svg class="mark" viewBox="0 0 16 16" role="img" aria-label="{SPOKEN[verdict]}"><path d="{strokes}"/></svg>'
+    return (
+        f'<svg class="mark" viewBox="0 0 16 16" role="img" aria-label="{SPOKEN[verdict]}"><path d="{strokes}"/></svg>'
+    )
 
 
 def _chip(samples: Samples, classes: list[int]) -> str:
     """A dot in the colour that the answer names, if it names one."""
-    colour = COLOURS.get(samples.names(classes))
-    return f'<i class="chip" style="background:{colour}"></i>' if colour else ""
+    named = COLOURS.get(samples.names(classes))
+    return f'<i class="chip" style="background:{named}"></i>' if named else ""
 
 
 def _image(picture: Image.Image, label: str) -> str:

@@ -15,7 +15,6 @@ from torchvision.transforms.functional import to_pil_image
 
 from foveal.errors import UserError
 from foveal.see.overlay import attended, heatmap
-from foveal.see.question import question
 from foveal.see.samples import Samples
 
 GAP, LINE = 12, 18  # pixels between tiles, and of one line of text
@@ -92,7 +91,10 @@ class _Panel:
 
     def __init__(self, canvas: Image.Image, size: int) -> None:
         self.canvas, self.size = canvas, size
-        self.draw, self.font = ImageDraw.Draw(canvas), ImageFont.load_default(13)
+        self.draw = ImageDraw.Draw(canvas)
+        from matplotlib import get_data_path  # its DejaVu Sans knows the letters of most languages
+
+        self.font = ImageFont.truetype(f"{get_data_path()}/fonts/ttf/DejaVuSans.ttf", 12)
 
     def text(self, left: float, top: float, text: str, width: float, ink: str = INK) -> None:
         """One line, cut with an ellipsis where it would run over ``width``."""
@@ -111,9 +113,9 @@ class _Panel:
             x0, y0, x1, y1 = (edge * self.size for edge in box)
             self.draw.rectangle([left + x0 - 2, top + y0 - 2, left + x1 + 1, top + y1 + 1], outline="white")
         below, truth = top + self.size + 2, samples.truth(k)
-        self.text(left, below, question(samples.asked(k), samples.answers), self.size)
+        self.text(left, below, f"asked: {samples.asked(k)}", self.size)
         if truth is not None:
-            self.text(left, below + LINE, samples.names(truth), self.size, MUTED)
+            self.text(left, below + LINE, f"true: {samples.names(truth)}", self.size, MUTED)
 
     def look(self, samples: Samples, k: int, left: int, top: int) -> None:
         below = top + self.size + 2
@@ -134,7 +136,9 @@ class _Panel:
             self.draw.line([(left + x * 0.8, top + 2 + y * 0.8) for x, y in stroke], ink, 2)
         if verdict == "wrong":
             edge = top - 2 - self.size
-            self.draw.rectangle([left - 3, edge - 3, left + self.size + 2, edge + self.size + 2], outline=WRONG, width=3)
+            self.draw.rectangle(
+                [left - 3, edge - 3, left + self.size + 2, edge + self.size + 2], outline=WRONG, width=3
+            )
         self.text(left + indent, top, samples.names(samples.guess(k)), self.size - indent, ink)
         if confidence is not None:
             self.text(left, top + LINE, f"{confidence:.0%} sure", self.size, MUTED)

@@ -1,15 +1,15 @@
 """One image and one attention map as a picture.
 
-Attention is never compared between pictures here: every map is scaled to its own maximum, so the brightest place is where
-that map is highest, whatever its value. A map that is zero everywhere stays dark.
+Attention is never compared between pictures here: every map is scaled to its own maximum, so the brightest place is
+where that map is highest, whatever its value. A map that is zero everywhere stays dark.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from foveal.errors import UserError, unknown
 
@@ -39,13 +39,15 @@ def overlay(image: Tensor, attention: Tensor, *, cmap: str = "magma", alpha: flo
     return _picture(pixels * (1 - weight) + _coloured(strength, cmap) * weight)
 
 
-def attended(image: Tensor, attention: Tensor, *, floor: float = 0.15) -> Image.Image:
+def attended(image: Tensor, attention: Tensor, *, floor: float = 0.12, gamma: float = 0.5) -> Image.Image:
     """Darken an image where attention is low: what the model saw.
 
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
         attention: (h, w), not negative; brought to H×W bilinearly and scaled to its maximum.
-        floor: brightness left where attention is zero, in [0, 1]; 0 is the attended image of the HAttNet paper.
+        floor: brightness left where attention is zero, in [0, 1].
+        gamma: exponent of attention; below 1 it keeps more than the peak visible. The attended image of the HAttNet
+            paper has ``floor=0, gamma=1``.
 
     Returns:
         An RGB picture of W×H pixels.
@@ -57,8 +59,10 @@ def attended(image: Tensor, attention: Tensor, *, floor: float = 0.15) -> Image.
     """
     if not 0 <= floor <= 1:
         raise UserError(f"floor={floor} is not a brightness; give a number from 0 (black) to 1 (unchanged)")
+    if not gamma > 0:
+        raise UserError(f"gamma={gamma} is not an exponent; give a number above 0, 1 for none")
     pixels = _pixels(image)
-    return _picture(pixels * (floor + (1 - floor) * scaled(attention, pixels.shape[-2:])))
+    return _picture(pixels * (floor + (1 - floor) * scaled(attention, pixels.shape[-2:]) ** gamma))
 
 
 def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cmap: str = "magma") -> Image.Image:

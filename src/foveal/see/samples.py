@@ -73,7 +73,9 @@ class Samples:
         ]:
             if tensor is not None and (tensor.ndim not in sizes or len(tensor) != len(self)):
                 dims = " or ".join(map(str, sizes))
-                raise UserError(f"{name} is {tuple(tensor.shape)}; expected {dims} dimensions, the first {len(self)} long")
+                raise UserError(
+                    f"{name} is {tuple(tensor.shape)}; expected {dims} dimensions, the first {len(self)} long"
+                )
 
     def __len__(self) -> int:
         return len(self.image)
@@ -143,8 +145,11 @@ class Samples:
         try:
             with safe_open(path, "pt") as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-                names = {name: tuple(map(str, json.loads(text))) for name, text in (file.metadata() or {}).items()
-                         if name in ("queries", "answers", "sites")}
+                names = {
+                    name: tuple(map(str, json.loads(text)))
+                    for name, text in (file.metadata() or {}).items()
+                    if name in ("queries", "answers", "sites")
+                }
             count = sum(name.startswith("gate.") for name in tensors)
             maps = tuple(tensors.pop(f"gate.{i}") for i in range(count))
             known = {name: tensors.get(name) for name in ("label", "probability", "mask")}

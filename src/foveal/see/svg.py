@@ -1,7 +1,7 @@
 """A small line chart as inline SVG: crisp at any size, a few kilobytes, and at home in light and dark pages.
 
-Text and axes take the colour of the page (``currentColor``). Lines take the page's variables ``--m0`` … ``--m7`` where it
-defines them, and the Okabe-Ito palette, made for colour-blind readers, where it does not. The dash pattern tells the
+Text and axes take the colour of the page (``currentColor``). Lines take the page's variables ``--m0`` … ``--m7`` where
+it defines them, and the Okabe-Ito palette, made for colour-blind readers, where it does not. The dash pattern tells the
 lines apart a second time.
 """
 
@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeGuard
 
 ORDER = ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX")
 PALETTE = ("#6f6f6f", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#a05a00")
@@ -68,10 +69,13 @@ def slots(titles: Iterable[str]) -> dict[str, int]:
     {'SOFT': 1, 'mine': 5, 'yours': 6}
     """
     ordered = in_order(titles)
-    free = [*range(len(ORDER), len(PALETTE)), *(i for i, title in enumerate(ORDER) if title not in ordered)]
-    free = free or list(range(len(PALETTE)))
     others = [title for title in ordered if title not in ORDER]
-    return {title: ORDER.index(title) if title in ORDER else free[others.index(title) % len(free)] for title in ordered}
+    return {title: ORDER.index(title) if title in ORDER else len(ORDER) + others.index(title) for title in ordered}
+
+
+def colour(slot: int) -> str:
+    """The colour of a slot in CSS."""
+    return f"var(--m{slot % len(PALETTE)},{PALETTE[slot % len(PALETTE)]})"
 
 
 def nice(value: float) -> float:
@@ -83,30 +87,38 @@ def nice(value: float) -> float:
     if not (math.isfinite(value) and value > 0):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(round(step * power, 12) for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if value <= step * power * 1.0001)
+    return next(
+        round(step * power, 12) for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if value <= step * power * 1.0001
+    )
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, note: str = "") -> str:
     """Draw lines into a ``<figure>`` with title, legend and, under it, a note.
 
     >>> drawn = chart("Loss", [Line("SOFT", [0, 1], [2.0, None])], Axis("epoch", 1), Axis("loss", 2))
-    >>> drawn.count("<path"), drawn.startswith('<figure class="chart">')
-    (2, True)
+    >>> drawn.startswith('<figure class="chart">'), "<title>SOFT</title>" in drawn
+    (True, True)
     """
     grid = "".join(_tick(value, x, along=True) for value in _ticks(x)) + "".join(
         _tick(value, y, along=False) for value in _ticks(y)
     )
-    middle = (TOP + BOTTOM) / 2
+    turned = f'transform="translate(11 {(TOP + BOTTOM) / 2}) rotate(-90)"'
     labels = (
         f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x.label)}</text>'
-        f'<text x="0" y="0" text-anchor="middle" transform="translate(11 {middle}) rotate(-90)">{escape(y.label)}</text>'
+        f'<text text-anchor="middle" {turned}>{escape(y.label)}</text>'
     )
     drawn = "".join(_line(line, x, y) for line in lines)
     entries = {line.name: line for line in lines if not line.faint}
     legend = "".join(f"<li>{_swatch(line)}{escape(name)}</li>" for name, line in entries.items())
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" font-size="12" fill="currentColor">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" font-size="12" '
+        f'fill="currentColor">'
         f"{grid}{labels}{drawn}</svg>"
         f'<ul class="legend">{legend}</ul>{f"<p>{escape(note)}</p>" if note else ""}</figure>'
     )
@@ -134,7 +146,9 @@ def _tick(value: float, axis: Axis, *, along: bool) -> str:
     if along:
         return f'<text x="{_x(value, axis):.1f}" y="{BOTTOM + 18}" text-anchor="middle" opacity=".7">{shown}</text>'
     at = _y(value, axis)
-    rule = f'<path d="M{LEFT} {at:.1f}H{RIGHT}" stroke="currentColor" opacity="{0.5 if value == axis.start else 0.13}"/>'
+    rule = (
+        f'<path d="M{LEFT} {at:.1f}H{RIGHT}" stroke="currentColor" opacity="{0.5 if value == axis.start else 0.13}"/>'
+    )
     return f'{rule}<text x="{LEFT - 7}" y="{at + 4:.1f}" text-anchor="end" opacity=".7">{shown}</text>'
 
 
@@ -144,7 +158,7 @@ def _line(line: Line, x: Axis, y: Axis) -> str:
     pairs = [pair for i, pair in enumerate(pairs) if i % keep == 0 or i == len(pairs) - 1]
     path, dots, move = [], [], "M"
     for at, value in pairs:
-        if value is None or not math.isfinite(value):
+        if not finite(value):
             move = "M"
             continue
         point = f"{_x(at, x):.1f} {_y(value, y):.1f}"
@@ -156,17 +170,17 @@ def _line(line: Line, x: Axis, y: Axis) -> str:
     style = _style(line)
     drawn = f'<path d="{"".join(path)}" {style}><title>{escape(line.name)}</title></path>'
     if line.dots or len(dots) == 1:
-        colour = f"var(--m{line.slot},{PALETTE[line.slot]})"
         circles = (f'<circle cx="{cx}" cy="{cy}" r="3.2"/>' for cx, cy in (dot.split() for dot in dots))
-        drawn += f'<g style="fill:{colour}">{"".join(circles)}</g>'
+        drawn += f'<g style="fill:{colour(line.slot)}">{"".join(circles)}</g>'
     return drawn
 
 
 def _style(line: Line) -> str:
     width, opacity = ("1.3", "opacity:.4;") if line.faint else ("2.2", "")
-    dash = f"stroke-dasharray:{DASHES[line.slot]};" if DASHES[line.slot] else ""
-    colour = f"stroke:var(--m{line.slot},{PALETTE[line.slot]})"
-    return f'fill="none" stroke-linejoin="round" style="{dash}{opacity}stroke-width:{width};{colour}"'
+    pattern = DASHES[(line.slot + line.slot // len(PALETTE)) % len(DASHES)]
+    dash = f"stroke-dasharray:{pattern};" if pattern else ""
+    stroke = f"{dash}{opacity}stroke-width:{width};stroke:{colour(line.slot)}"
+    return f'fill="none" stroke-linejoin="round" style="{stroke}"'
 
 
 def _swatch(line: Line) -> str:

@@ -1,0 +1,204 @@
+"""The annotation files of Visual Genome, parsed into the samples of attribute prediction.
+
+Releases differ: 1.2 and later call an image ``image_id`` and an object's classes ``names``, 1.0 calls them ``id`` and
+``object_names``; an object without attributes may lack the key altogether. All of these are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from foveal.errors import DataError
+
+SITE = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
+FILES = ("attributes.json", "image_data.json", "objects.json")
+
+Box = tuple[float, float, float, float]
+"""Left, top, width, height in pixels of the original image."""
+
+
+class Annotation(NamedTuple):
+    """One object as annotated: its class, its attributes and its box, if it has one."""
+
+    image: int
+    name: str
+    attributes: tuple[str, ...]
+    box: Box | None
+
+
+class Sample(NamedTuple):
+    """One question about one image: the object class, the attributes it has there and where it is."""
+
+    image: int
+    query: int
+    answers: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is kept of the annotation files.
+
+    Attributes:
+        queries: object classes, the most frequent first.
+        answers: attribute classes, the most frequent first.
+        samples: one per image and object class with at least one kept attribute, by image and then by query.
+        sizes: width and height of every image in ``samples``.
+    """
+
+    queries: list[str]
+    answers: list[str]
+    samples: list[Sample]
+    sizes: dict[int, tuple[int, int]]
+
+
+def clean(name: object) -> str:
+    """A class name as it is counted: lower case, stripped.
+
+    >>> clean("  Light Blue ")
+    'light blue'
+    """
+    return str(name).strip().lower()
+
+
+def frequent(names: Iterable[str], min_count: int) -> list[str]:
+    """Names that appear more than ``min_count`` times, the most frequent first, ties by name.
+
+    >>> frequent(["sky", "red", "red", "car", "car", "car", "sky", "hat"], 1)
+    ['car', 'red', 'sky']
+    """
+    counts = Counter(names)
+    return sorted((n for n, count in counts.items() if count > min_count), key=lambda n: (-counts[n], n))
+
+
+def read_index(root: Path, min_count: int) -> Index:
+    """Parse the annotation files of ``root``, once per process unless they change.
+
+    An object counts towards its class, which is its first name, if it has any attribute.
+
+    Args:
+        root: folder with ``attributes.json``, ``image_data.json`` and perhaps ``objects.json``.
+        min_count: classes that appear this often or less are dropped.
+    """
+    if not root.is_dir():
+        raise DataError(
+            f"no Visual Genome folder {root}; make it and put attributes.json, image_data.json, VG_100K and VG_100K_2 "
+            f"from {SITE} in it"
+        )
+    files = [root / name for name in FILES]
+    stamps = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+    return _parse(root.resolve(), stamps, min_count)
+
+
+@lru_cache(maxsize=2)
+def _parse(root: Path, stamps: tuple[int, ...], min_count: int) -> Index:
+    annotations = list(_annotations(root))
+    queries = frequent((a.name for a in annotations if a.attributes), min_count)
+    answers = frequent((attribute for a in annotations for attribute in a.attributes), min_count)
+    query_of, answer_of = ({name: i for i, name in enumerate(names)} for names in (queries, answers))
+
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    boxes: dict[tuple[int, int], list[Box]] = defaultdict(list)
+    for a in annotations:
+        if a.name in query_of:
+            key = a.image, query_of[a.name]
+            found[key].update(answer_of[attribute] for attribute in a.attributes if attribute in answer_of)
+            boxes[key] += [a.box] if a.box else []
+    samples = [Sample(*key, tuple(sorted(found[key])), tuple(boxes[key])) for key in sorted(found) if found[key]]
+    if not samples:
+        raise DataError(
+            f"{root / FILES[0]} has no object class with an attribute that both appear more than {min_count} times; "
+            "lower min_count for a subset of Visual Genome"
+        )
+    return Index(queries, answers, samples, _image_sizes(root, {s.image for s in samples}))
+
+
+def _annotations(root: Path) -> Iterator[Annotation]:
+    """Every object of attributes.json that has a name, in order; objects.json fills in names and boxes it lacks."""
+    path, extra = root / "attributes.json", root / "objects.json"
+    by_id: dict[Any, dict[str, Any]] | None = None
+    for number, entry in enumerate(_read_json(path)):
+        image = _field(entry, ("image_id", "id"), int, path, number)
+        for thing in _field(entry, ("attributes",), list, path, number):
+            if not isinstance(thing, dict):
+                raise DataError(f"{path}: image {image} lists {thing!r} instead of an object; get the file from {SITE}")
+            name, box = _name(thing), _box(thing)
+            if not name or box is None:
+                if by_id is None:
+                    by_id = _objects(extra) if extra.exists() else {}
+                other = by_id.get(_object_id(thing), {})
+                name, box = name or _name(other), box or _box(other)
+            if name:
+                given = (clean(a) for a in thing.get("attributes") or ())
+                yield Annotation(image, name, tuple(dict.fromkeys(a for a in given if a)), box)
+
+
+def _objects(path: Path) -> dict[Any, dict[str, Any]]:
+    """The objects of objects.json by id."""
+    return {
+        _object_id(thing): thing
+        for number, entry in enumerate(_read_json(path))
+        for thing in _field(entry, ("objects",), list, path, number)
+    }
+
+
+def _object_id(thing: dict[str, Any]) -> Any:
+    return thing.get("object_id", thing.get("id"))
+
+
+def _name(thing: dict[str, Any]) -> str:
+    names = thing.get("names") or thing.get("object_names") or [""]
+    return clean(names[0] if isinstance(names, list) else names)
+
+
+def _box(thing: dict[str, Any]) -> Box | None:
+    w, h = thing.get("w", thing.get("width")), thing.get("h", thing.get("height"))
+    x, y = thing.get("x"), thing.get("y")
+    return (x, y, w, h) if all(isinstance(side, int | float) for side in (x, y, w, h)) else None  # type: ignore[return-value]
+
+
+def _image_sizes(root: Path, images: set[int]) -> dict[int, tuple[int, int]]:
+    path, sizes = root / "image_data.json", {}
+    for number, entry in enumerate(_read_json(path)):
+        image = _field(entry, ("image_id", "id"), int, path, number)
+        if image in images:
+            sizes[image] = tuple(_field(entry, (side,), int, path, number) for side in ("width", "height"))
+    if absent := sorted(images - sizes.keys()):
+        raise DataError(
+            f"{path} does not list image {absent[0]} of attributes.json ({len(absent)} absent); "
+            f"get both files of one release from {SITE}"
+        )
+    return sizes
+
+
+def _read_json(path: Path) -> list[Any]:
+    """The list in a JSON file."""
+    get = f"get {path.name}.zip from {SITE} and unpack it there"
+    try:
+        with path.open(encoding="utf-8") as file:
+            content = json.load(file)
+    except FileNotFoundError as error:
+        raise DataError(f"the Visual Genome file {path} is missing; {get}") from error
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise DataError(f"{path} is not valid JSON ({error.msg}: {where}); it may be cut short, {get} again") from error
+    except (UnicodeDecodeError, OSError) as error:
+        raise DataError(f"cannot read {path} ({error}); {get} again") from error
+    if not isinstance(content, list):
+        raise DataError(f"{path} must hold a list with one entry per image, got {type(content).__name__}; {get} again")
+    return content
+
+
+def _field(entry: Any, keys: Sequence[str], kind: type, path: Path, number: int) -> Any:
+    """The value under the first of ``keys`` that ``entry`` has with the right type."""
+    for key in keys:
+        if isinstance(entry, dict) and isinstance(entry.get(key), kind):
+            return entry[key]
+    wanted = f"{' or '.join(map(repr, keys))} of type {kind.__name__}"
+    raise DataError(f"{path}: entry {number} has no {wanted}, as the official file has; get {path.name} from {SITE}")

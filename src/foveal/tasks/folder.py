@@ -1,0 +1,161 @@
+"""The run folder: what lies where, written so that a crash or a full disk never destroys what was good.
+
+``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware, revision · ``metrics.jsonl`` one line an epoch ·
+``last.ckpt``, ``best.ckpt`` checkpoints · ``weights.safetensors`` the best model, alone · ``result.json`` the test ·
+``samples.safetensors`` test samples with their attention, for pictures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from foveal.errors import RunError
+from foveal.recipe import Recipe, load
+
+PACKAGES = ("foveal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "scikit-learn")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A temporary file beside ``path`` that replaces it if the block succeeds; otherwise the old file stays."""
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        partial = Path(name)
+        partial.chmod(0o644)
+        yield partial
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; what was there before is untouched. "
+            "Free some space or choose another --out, then resume"
+        ) from error
+    finally:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, all of it or nothing."""
+    with writing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, all of it or nothing; numbers that are not finite become null."""
+    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a safetensors file; ``about`` is stored as JSON texts in its header."""
+    data = save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in about.items()})
+    with writing(path) as partial:
+        partial.write_bytes(data)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and header of a file written by :func:`write_tensors`."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
+            return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118 (not a dict)
+    except FileNotFoundError as error:
+        raise RunError(f"{path} is missing; is the run finished? `foveal train {path.parent}` goes on with it") from error
+    except (OSError, SafetensorError, json.JSONDecodeError) as error:
+        raise RunError(f"{path} is damaged ({error}); `foveal train {path.parent}` writes it again") from error
+
+
+class SafeCheckpointIO(TorchCheckpointIO):
+    """Checkpoints that replace their predecessor only when they are complete, and load without unpickling code."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write beside, then replace."""
+        with writing(Path(path)) as partial, open(partial, "wb") as file:
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:  # what torch makes of a full disk
+                raise OSError(str(error).split("\n")[0]) from error
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
+        """Load tensors and plain values only."""
+        try:
+            return torch.load(path, map_location=map_location, weights_only=True)
+        except Exception as error:
+            raise RunError(f"{path} is damaged ({type(error).__name__}); delete it to start from the beginning") from error
+
+
+def environment() -> dict[str, Any]:
+    """Package versions, hardware and the revision of foveal's source."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "packages": versions,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "gpu": gpu,
+        "revision": _revision(),
+    }
+
+
+def _revision() -> str | None:
+    def git(*words: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+
+    try:
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def open_run(recipe: Recipe, out: Path) -> Path:
+    """Make ``out`` the folder of a run of ``recipe``, or find an earlier run of the very same recipe in it."""
+    written = out / "recipe.yaml"
+    if written.exists():
+        before = load(written)
+        if before != recipe:
+            raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
+        return out
+    write_text(written, recipe.dump())
+    write_json(out / "environment.json", environment())
+    return out
+
+
+def load_run(out: Path) -> Recipe:
+    """The recipe of the run in ``out``."""
+    if not (out / "recipe.yaml").is_file():
+        raise RunError(f"{out} is not a run folder: it has no recipe.yaml")
+    return load(out / "recipe.yaml")

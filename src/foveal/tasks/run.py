@@ -1,0 +1,231 @@
+"""Train and test a recipe in a run folder, with Lightning's Trainer."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from foveal.data import Source, data_root, dataset
+from foveal.errors import RunError, UserError
+from foveal.recipe import Recipe, parse
+from foveal.tasks.callbacks import Journal, LossGuard, ProgressLine, read_journal
+from foveal.tasks.folder import SafeCheckpointIO, load_run, open_run, read_tensors, write_json, write_tensors
+from foveal.tasks.refer import Refer, build_model
+
+
+class InterruptedRunError(RunError):
+    """The user stopped the run; it can be resumed."""
+
+
+class Feed(L.LightningDataModule):
+    """Hands a dataset's batches to the Trainer, each epoch's anew."""
+
+    def __init__(self, source: Source, recipe: Recipe) -> None:
+        super().__init__()
+        self.source, self.recipe = source, recipe
+
+    def _loader(self, split: str, batch: int) -> Iterable[dict[str, torch.Tensor]]:
+        t = self.trainer
+        assert t is not None
+        where = {"rank": t.global_rank, "world": t.world_size, "device": t.strategy.root_device}
+        return self.source.loader(split, batch, epoch=t.current_epoch, seed=self.recipe.seed, **where)
+
+    def train_dataloader(self) -> Any:
+        """This epoch's training batches."""
+        return self._loader("train", self.recipe.train.batch)
+
+    def val_dataloader(self) -> Any:
+        """Validation batches."""
+        return self._loader("val", self.recipe.train.eval_batch)
+
+    def test_dataloader(self) -> Any:
+        """Test batches."""
+        return self._loader("test", self.recipe.train.eval_batch)
+
+
+def build_source(recipe: Recipe, data: str | Path | None = None) -> Source:
+    """The recipe's dataset; complains now if its files are missing."""
+    entry = dataset(recipe.data["name"])
+    options = parse(entry.options, {k: v for k, v in recipe.data.items() if k != "name"}, "data")
+    return entry.build(options, data_root(data))
+
+
+def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback], **changes: Any) -> L.Trainer:
+    t = recipe.train
+    logger: Any = False
+    if t.tensorboard:
+        try:
+            from lightning.pytorch.loggers import TensorBoardLogger
+
+            logger = TensorBoardLogger(out, name="", version="tensorboard")
+        except ModuleNotFoundError as error:
+            raise UserError("train.tensorboard=true needs TensorBoard: install foveal[tensorboard]") from error
+    settings: dict[str, Any] = {
+        "accelerator": t.accelerator,
+        "devices": t.devices,
+        "num_nodes": t.nodes,
+        "strategy": t.strategy,
+        "sync_batchnorm": t.sync_batchnorm,
+        "precision": {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[t.precision],
+        "max_epochs": t.epochs,
+        "gradient_clip_val": recipe.optim.clip,
+        "reload_dataloaders_every_n_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,
+        "benchmark": True,
+        "use_distributed_sampler": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": logger,
+        "callbacks": callbacks,
+        "plugins": [SafeCheckpointIO()],
+        "default_root_dir": out,
+    }
+    try:
+        return L.Trainer(**settings | changes)
+    except (ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+        raise UserError(f"train: {' '.join(str(error).split())}") from error
+
+
+def _quiet() -> None:
+    """Lightning's remarks are for people who write Trainer code; ours are in the progress bar."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for said in (".*does not have many workers.*", ".*reload_dataloaders.*", ".*`isinstance.treespec.*", ".*Checkpoint directory.*"):
+        warnings.filterwarnings("ignore", said)
+
+
+def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, progress: bool = True) -> dict[str, Any]:
+    """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
+
+    A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
+    again. Whatever can be wrong with the recipe or the data is found before training starts.
+
+    Args:
+        recipe: what to train.
+        out: the run folder.
+        data: folder of real datasets, instead of ``FOVEAL_DATA``.
+        progress: show a progress bar.
+
+    Returns:
+        The content of ``result.json``.
+    """
+    _quiet()
+    out = Path(out)
+    if (out / "result.json").exists() and load_run(out) == recipe:
+        return read_result(out)
+    L.seed_everything(recipe.seed, verbose=False)
+    source = build_source(recipe, data)
+    task = Refer(recipe, source)
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        open_run(recipe, out)
+    last = out / "last.ckpt"
+    callbacks: list[L.Callback] = [LossGuard(), Journal(out / "metrics.jsonl")]
+    if progress:
+        callbacks.append(ProgressLine(f"{source.name} {recipe.title}"))
+    if recipe.train.patience is not None:
+        callbacks.append(EarlyStopping(task.score, patience=recipe.train.patience, mode="max"))
+    best = {"dirpath": out, "enable_version_counter": False}
+    callbacks.append(ModelCheckpoint(filename="best", monitor=task.score, mode="max", save_weights_only=True, **best))
+    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **best))
+    trainer = _trainer(recipe, out, callbacks)
+    _run_to_end(trainer, task, Feed(source, recipe), last if last.exists() else None, out)
+    if trainer.is_global_zero:
+        _export(task, source, out)
+    trainer.strategy.barrier()
+    return _test(task, recipe, source, out)
+
+
+def _run_to_end(trainer: L.Trainer, task: L.LightningModule, feed: Feed, resume: Path | None, out: Path) -> None:
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        trainer.fit(task, datamodule=feed, ckpt_path=resume)
+    except SystemExit as stop:  # what Lightning makes of Ctrl-C, after its callbacks have run
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        saved = "from the last whole epoch" if (out / "last.ckpt").exists() else "from the beginning: no epoch was finished"
+        raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {out}") from stop
+
+
+def _export(task: Refer, source: Source, out: Path) -> None:
+    """Write the best epoch's model alone, with the names it needs to be used without its data."""
+    best = SafeCheckpointIO().load_checkpoint(out / "best.ckpt", "cpu")["state_dict"]
+    weights = {k.removeprefix("model."): v for k, v in best.items() if k.startswith("model.")}
+    names = {"queries": source.queries, "answers": source.answers, "multilabel": source.multilabel}
+    write_tensors(out / "weights.safetensors", weights, names)
+
+
+def _test(task: Refer, recipe: Recipe, source: Source, out: Path) -> dict[str, Any]:
+    weights, _ = read_tensors(out / "weights.safetensors")
+    task.model.load_state_dict(weights)
+    trainer = _trainer(recipe, out, [])
+    trainer.test(task, datamodule=Feed(source, recipe), verbose=False)
+    rows = read_journal(out / "metrics.jsonl")
+    scores = [row[task.score] for row in rows]
+    published = recipe.published
+    result = {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "dataset": recipe.data["name"].upper(),
+        "seed": recipe.seed,
+        "embedded": source.embedded,
+        "data": source.describe(),
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "epochs": len(rows),
+        "best_epoch": scores.index(max(scores)) if scores else None,
+        "seconds": rows[-1]["seconds"] if rows else None,
+        "published": None
+        if published is None
+        else {k: v for k, v in vars(published).items() if isinstance(v, float)},
+        **task.results(),
+    }
+    if trainer.is_global_zero:
+        about = {"queries": source.queries, "answers": source.answers, "sites": task.sites}
+        write_tensors(out / "samples.safetensors", task.samples, about)
+        write_json(out / "result.json", result)
+    return result
+
+
+def test(out: str | Path, *, data: str | Path | None = None) -> dict[str, Any]:
+    """Test the finished run in ``out`` again and rewrite its result."""
+    _quiet()
+    out = Path(out)
+    recipe = load_run(out)
+    source = build_source(recipe, data)
+    return _test(Refer(recipe, source), recipe, source, out)
+
+
+def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The trained model of a run in eval mode, and ``queries``, ``answers`` and ``multilabel`` of its data."""
+    out = Path(out)
+    recipe = load_run(out)
+    weights, about = read_tensors(out / "weights.safetensors")
+    model = build_model(recipe, len(about["queries"]), len(about["answers"]))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RunError(f"{out / 'weights.safetensors'} does not fit the model of recipe.yaml: {error}") from error
+    return model.eval(), about
+
+
+def read_result(out: Path) -> dict[str, Any]:
+    """``result.json`` of a run."""
+    import json
+
+    try:
+        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{out} has no result yet; `foveal train {out}` finishes it") from error
+    except (OSError, json.JSONDecodeError) as error:
+        raise RunError(f"{out / 'result.json'} is damaged ({error}); `foveal test {out}` writes it again") from error

@@ -1,0 +1,60 @@
+"""What each process of test_ddp.py runs; a module of its own, so that a spawned process can import it by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed
+from torchmetrics import Metric
+
+from foveal.measure import AttentionPrecisionRecall, ScaleAccuracy, TruePositiveStrength, WeightedAveragePrecision
+
+SAMPLES = 25  # odd: the processes hold different numbers of samples
+
+
+def metrics() -> dict[str, Metric]:
+    return {
+        "strength": TruePositiveStrength(),
+        "precision_recall": AttentionPrecisionRecall(11),
+        "scale": ScaleAccuracy(),
+        "average_precision": WeightedAveragePrecision(),
+    }
+
+
+def samples() -> dict[str, tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    attention = torch.rand(SAMPLES, 6, 7, generator=draw)
+    mask = torch.rand(SAMPLES, 6, 7, generator=draw) < 0.3
+    correct = torch.rand(SAMPLES, generator=draw) < 0.6
+    scale = 0.5 + 2.5 * torch.rand(SAMPLES, generator=draw)
+    scores = torch.rand(SAMPLES, 3, generator=draw)
+    labels = torch.rand(SAMPLES, 3, generator=draw) < 0.3
+    return {
+        "strength": (attention, mask),
+        "precision_recall": (attention, mask),
+        "scale": (correct, scale),
+        "average_precision": (scores, labels),
+    }
+
+
+def measure(share: slice) -> dict[str, object]:
+    """Value of every metric over ``share`` of the samples, in two updates."""
+    values = {}
+    for name, metric in metrics().items():
+        first, second = (part[share] for part in samples()[name])
+        metric.update(first[:4], second[:4])
+        metric.update(first[4:], second[4:])
+        values[name] = metric.compute()
+    return values
+
+
+def share_of(rank: int, processes: int) -> slice:
+    return slice(rank, None, processes)
+
+
+def work(rank: int, processes: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=processes)
+    torch.save(measure(share_of(rank, processes)), Path(folder) / f"{rank}.pt")
+    distributed.destroy_process_group()

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import multiprocessing
+
+
+def flat(value) -> torch.Tensor:
+    return torch.cat([part.flatten().double() for part in (value if isinstance(value, tuple) else (value,))])
+
+
+def test_two_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # spawned processes inherit the path
+    worker = importlib.import_module("ddp_worker")
+    multiprocessing.spawn(worker.work, args=(2, str(tmp_path)), nprocs=2)
+
+    together = worker.measure(slice(None))
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        alone = worker.measure(worker.share_of(rank, 2))
+        assert found.keys() == together.keys()
+        for name, value in together.items():
+            torch.testing.assert_close(
+                flat(found[name]), flat(value), equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            )
+            assert not torch.allclose(flat(alone[name]), flat(value), equal_nan=True), f"{name} proves nothing"
