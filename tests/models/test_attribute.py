@@ -74,7 +74,7 @@ def test_initialisation_is_torchvisions(weights):
 
 
 @pytest.mark.parametrize("form", ["pth", "safetensors", "parallel", "timm", "dict"])
-def test_checkpoints_of_whole_classifiers_load(form, weights, tmp_path):
+def test_checkpoints_of_whole_classifiers_load(form, net, weights, tmp_path):
     state = {**weights, "classifier.0.weight": torch.zeros(2, 3)}
     if form == "parallel":
         state = {f"module.{name}": value for name, value in state.items()}
@@ -88,8 +88,10 @@ def test_checkpoints_of_whole_classifiers_load(form, weights, tmp_path):
     else:
         source = tmp_path / "vgg16.pth"
         torch.save(state, source)
-    model = foveal.create_model("soft_vgg16", **SMALL, checkpoint=source)
-    loaded = model.state_dict()
+    loaded = net.state_dict()
+    for name in weights:
+        loaded[name].zero_()
+    net.load_backbone(source)
     assert all(torch.equal(loaded[name], value) for name, value in weights.items())
 
 
@@ -182,7 +184,7 @@ def test_the_query_matters(net, batch):
 def test_gradients_reach_everything(attend, weights):
     model = fresh(weights, gates="all", attend=attend, prior="trainable", head_hidden=16).train()
     torch.manual_seed(4)
-    model(torch.rand(1, 3, 64, 96), torch.tensor([1])).square().sum().backward()
+    model(torch.rand(1, 3, 64, 64), torch.tensor([1])).square().sum().backward()
     still = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     # A softmax does not notice a constant added to every score.
     assert still in ([], ["gates.pool5.score.bias"])
@@ -251,9 +253,10 @@ def test_one_hot_attention_makes_soft_and_hard_agree(weights, batch):
 @torch.no_grad()
 def test_argmax_is_for_evaluation_only(weights, batch):
     model = fresh(weights, attend="hard", predict="argmax")
-    marginal = fresh(weights, attend="hard")
-    assert not torch.allclose(model(*batch), marginal(*batch))
-    assert torch.equal(model.train()(*batch), marginal.train()(*batch))
+    best, marginal = model(*batch), model.train()(*batch)
+    assert not torch.allclose(best, marginal)
+    model.predict = "marginal"
+    torch.testing.assert_close(model.eval()(*batch), marginal)
 
 
 @torch.no_grad()

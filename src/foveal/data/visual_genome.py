@@ -86,11 +86,11 @@ def union_mask(boxes: Iterable[Box], size: tuple[int, int], image_size: int) -> 
             [0, 0, 0, 0]], dtype=torch.int32)
     """
     mask = torch.zeros(image_size, image_size, dtype=torch.bool)
-    across, down = image_size / size[0], image_size / size[1]
+    width, height = size
     for x, y, w, h in boxes:
-        left, top = max(0, math.floor(x * across)), max(0, math.floor(y * down))
-        right, bottom = max(0, math.ceil((x + w) * across)), max(0, math.ceil((y + h) * down))
-        mask[top:bottom, left:right] = True
+        left, top = max(0, math.floor(x * image_size / width)), max(0, math.floor(y * image_size / height))
+        right, bottom = math.ceil((x + w) * image_size / width), math.ceil((y + h) * image_size / height)
+        mask[top : max(0, bottom), left : max(0, right)] = True
     return mask
 
 
@@ -111,8 +111,8 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
     """Which attributes do the objects of a class have in an image?
 
     There is one sample per image and object class, with the union of the attributes and of the boxes of that class in
-    the image. Images with at least one kept label are divided by a hash of seed and image id, so that no image is in two
-    splits. The annotation files are parsed once per process and shared by the splits; nothing is written.
+    the image. Images with at least one kept label are divided by a hash of seed and image id, so that no image is in
+    two splits. The annotation files are parsed once per process and shared by the splits; nothing is written.
 
     Each item is a dict:
 

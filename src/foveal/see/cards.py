@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from html import escape
 
 from PIL import Image
-from torchvision.transforms.functional import to_pil_image
 
 from foveal.see.gates import MARKS, drawable, shared
-from foveal.see.overlay import attended, heatmap
+from foveal.see.overlay import attended, heatmap, plain
 from foveal.see.question import COLOURS, question
 from foveal.see.samples import Samples
 from foveal.see.svg import colour, slots
@@ -38,15 +37,15 @@ def gates_html(models: Mapping[str, Samples], *, limit: int = 6, colours: Mappin
     slot, cards = colours or slots(models), []
     for row in shared(models)[:limit]:
         title, k = next(iter(row.items()))
-        cells = [_input(models[title], k)]
+        ask, cells = _question(models[title], k), [_input(models[title], k)]
         for title, samples in models.items():
-            who = f'<p class="who" style="--is:{colour(slot[title])}">{escape(title)}</p>'
+            who = _who(title, colour(slot[title]))
             if title in row:
                 verdict = samples.verdict(row[title]) or "unknown"
                 cells.append(f'<div class="look {verdict}">{who}{_look(samples, row[title])}</div>')
             else:
                 cells.append(f'<div class="look">{who}<p class="none">not recorded for this sample</p></div>')
-        cards.append(f'<article class="sample">{"".join(cells)}</article>')
+        cards.append(f'<article class="sample">{ask}<div class="cells">{"".join(cells)}</div></article>')
     return f'<div class="samples" style="--n:{min(len(models) + 1, 6)}">{"".join(cards)}</div>'
 
 
@@ -65,17 +64,25 @@ def data_uri(picture: Image.Image, longest: int = 256) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(encoded[kind]).decode()}"
 
 
+def _who(title: str, ink: str) -> str:
+    name = escape(title)
+    return f'<p class="who" style="--is:{ink}" title="{name}">{name}</p>'
+
+
+def _question(samples: Samples, k: int) -> str:
+    truth = samples.truth(k)
+    answer = "" if truth is None else f"<span>{_chip(samples, truth)}{escape(samples.names(truth))}</span>"
+    return f'<p class="ask">{escape(question(samples.asked(k), samples.answers))}{answer}</p>'
+
+
 def _input(samples: Samples, k: int) -> str:
-    ask = escape(question(samples.asked(k), samples.answers))
-    box, truth = samples.box(k), samples.truth(k)
     frame = ""
-    if box:
+    if box := samples.box(k):
         left, top, right, bottom = (100 * edge for edge in box)
         place = f"left:{left:.1f}%;top:{top:.1f}%;width:{right - left:.1f}%;height:{bottom - top:.1f}%"
         frame = f'<span class="box" style="{place}"></span>'
-    answer = "" if truth is None else f'<p class="truth">{_chip(samples, truth)}{escape(samples.names(truth))}</p>'
-    picture = f'<div class="shot">{_image(to_pil_image(samples.image[k]), "the input")}{frame}</div>'
-    return f'<div class="input"><p class="ask">{ask}</p>{picture}{answer}</div>'
+    picture = _image(plain(samples.image[k]), "the input")
+    return f'<div class="input"><p class="who">Input</p><div class="shot">{picture}{frame}</div></div>'
 
 
 def _look(samples: Samples, k: int) -> str:

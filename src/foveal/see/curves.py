@@ -48,7 +48,7 @@ def precision_recall(
         return ""
     note = "Higher is better: more of what the model attends to belongs to the target."
     if even is not None:
-        lines.append(Line("even attention", [0, 1], [even, even], faint=True))
+        lines.append(Line("even attention", [0, 1], [even, even], -1, faint=True))
         note += f" The pale line is attention spread evenly, {100 * even:.1f} %."
     x, y = Axis("recall, % of the target", 1, percent=True), Axis("precision, %", nice(highest), percent=True)
     return chart("Attention on the target, pixel by pixel", lines, x, y, note=note)

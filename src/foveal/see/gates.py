@@ -11,10 +11,9 @@ from collections.abc import Mapping
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-from torchvision.transforms.functional import to_pil_image
 
 from foveal.errors import UserError
-from foveal.see.overlay import attended, heatmap
+from foveal.see.overlay import attended, heatmap, plain
 from foveal.see.samples import Samples
 
 GAP, LINE = 12, 18  # pixels between tiles, and of one line of text
@@ -108,7 +107,7 @@ class _Panel:
         self.canvas.paste(picture.resize((self.size, self.size), Image.Resampling.NEAREST), (left, top))
 
     def question(self, samples: Samples, k: int, left: int, top: int) -> None:
-        self.tile(to_pil_image(samples.image[k]), left, top)
+        self.tile(plain(samples.image[k]), left, top)
         if box := samples.box(k):
             x0, y0, x1, y1 = (edge * self.size for edge in box)
             self.draw.rectangle([left + x0 - 2, top + y0 - 2, left + x1 + 1, top + y1 + 1], outline="white")

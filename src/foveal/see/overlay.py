@@ -86,6 +86,11 @@ def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cma
     return _picture(_coloured(scaled(attention, height_width), cmap))
 
 
+def plain(image: Tensor) -> Image.Image:
+    """The image (3, H, W), uint8 or float in [0, 1], as a picture without attention."""
+    return _picture(_pixels(image))
+
+
 def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) -> Tensor:
     """Check an attention map, bring it to ``size`` bilinearly and scale it to its maximum.
 

@@ -157,11 +157,12 @@ def _pictures(groups: list[Group], colours: Mapping[str, int]) -> str:
     how = [
         "The large picture is the input, darkened where attention is low; the small ones are the maps of the gates, "
         "first to last, one square a position. Each is scaled to its own maximum.",
-        "A white frame marks the target; the models do not see it." if framed else "",
+        "A white frame marks the target for you; no model sees it." if framed else "",
         "A red frame is a wrong answer; the percentage is how sure the model was.",
     ]
     cards = gates_html(models, limit=SHOWN, colours=colours)
-    return f'<h3>What {"they" if len(models) > 1 else "it"} saw</h3><p class="how">{" ".join(filter(None, how))}</p>{cards}'
+    who = "they" if len(models) > 1 else "it"
+    return f'<h3>What {who} saw</h3><p class="how">{" ".join(filter(None, how))}</p>{cards}'
 
 
 def _charts(groups: list[Group], colours: Mapping[str, int]) -> str:

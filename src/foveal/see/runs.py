@@ -73,7 +73,7 @@ class Run:
         """What the data is called."""
         if self.finished:
             return str(self.result.get("dataset") or "data without a name")
-        return self.named("dataset") or self.named("data") or "data without a name"
+        return self.named("dataset") or (self.named("data") or "").upper() or "data without a name"
 
     @property
     def seed(self) -> str:

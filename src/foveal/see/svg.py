@@ -15,10 +15,10 @@ from typing import TypeGuard
 
 ORDER = ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX")
 PALETTE = ("#6f6f6f", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#a05a00")
-DASHES = ("1 4", "7 4", "7 3 1.5 3", "", "", "2 3", "10 4", "4 2 1 2")
+DASHES = ("2 3", "7 4", "7 3 1.5 3", "16 3", "", "4 3", "10 4", "4 2 1 2")
 
 WIDTH, HEIGHT = 400, 290
-LEFT, RIGHT, TOP, BOTTOM = 46, 390, 12, 244  # of the plotting area
+LEFT, RIGHT, TOP, BOTTOM = 46, 384, 12, 244  # of the plotting area
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Line:
     Attributes:
         name: what the legend says; lines of one name share an entry.
         x, y: the points; None or NaN in ``y`` leaves a gap.
-        slot: colour and dash, see :func:`slots`.
+        slot: colour and dash, see :func:`slots`; -1 for the colour of the text.
         dots: mark the points.
         faint: thinner and paler than the others.
     """
@@ -75,7 +75,7 @@ def slots(titles: Iterable[str]) -> dict[str, int]:
 
 def colour(slot: int) -> str:
     """The colour of a slot in CSS."""
-    return f"var(--m{slot % len(PALETTE)},{PALETTE[slot % len(PALETTE)]})"
+    return "currentColor" if slot < 0 else f"var(--m{slot % len(PALETTE)},{PALETTE[slot % len(PALETTE)]})"
 
 
 def nice(value: float) -> float:
@@ -128,8 +128,13 @@ def _ticks(axis: Axis) -> Sequence[float]:
     if axis.ticks is not None:
         return axis.ticks
     span = axis.end - axis.start
-    count = next((n for n in (5, 4, 3) if round(span / n, 9) in {nice(span / n), round(span / n, 1)}), 4)
+    count = next((n for n in (5, 4, 3) if _leading(span / n) in (1, 2, 2.5, 5)), 4)
     return [axis.start + span * i / count for i in range(count + 1)]
+
+
+def _leading(value: float) -> float:
+    """The number between 1 and 10 that a positive value begins with."""
+    return round(value / 10.0 ** math.floor(math.log10(value)), 6) if value > 0 else 0.0
 
 
 def _x(value: float, axis: Axis) -> float:
@@ -177,7 +182,7 @@ def _line(line: Line, x: Axis, y: Axis) -> str:
 
 def _style(line: Line) -> str:
     width, opacity = ("1.3", "opacity:.4;") if line.faint else ("2.2", "")
-    pattern = DASHES[(line.slot + line.slot // len(PALETTE)) % len(DASHES)]
+    pattern = "" if line.slot < 0 else DASHES[(line.slot + line.slot // len(PALETTE)) % len(DASHES)]
     dash = f"stroke-dasharray:{pattern};" if pattern else ""
     stroke = f"{dash}{opacity}stroke-width:{width};stroke:{colour(line.slot)}"
     return f'fill="none" stroke-linejoin="round" style="{stroke}"'

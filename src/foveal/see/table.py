@@ -134,10 +134,9 @@ def _bar(ours: float, paper: float | None, ink: str) -> str:
 
 def _beside(ours: float, paper: float, percent: bool) -> str:
     factor, digits = (100, 1) if percent else (1, 3)
-    difference = round(factor * ours, digits) - round(factor * paper, digits)
-    sign = "+" if difference > 0 else "−" if difference < 0 else "±"
-    apart = f'<span class="nowrap">({sign}{abs(difference):.{digits}f})</span>'
-    return f"<small>paper {factor * paper:.{digits}f} {apart}</small>"
+    difference = round(round(factor * ours, digits) - round(factor * paper, digits), digits)
+    sign = "+" if difference > 0 else "−" if difference < 0 else ""
+    return f'<small class="nowrap">paper {factor * paper:.{digits}f} ({sign}{abs(difference):.{digits}f})</small>'
 
 
 def _model(group: Group, colours: Mapping[str, int]) -> str:

@@ -65,6 +65,7 @@ class Refer(L.LightningModule):
         super().__init__()
         self.recipe, self.source = recipe, source
         self.model = model or build_model(recipe, len(source.queries), len(source.answers))
+        self.model.to(memory_format=torch.channels_last)  # several times faster with few channels, on CPU and GPU
         if hasattr(self.model, "set_prior") and hasattr(source, "prior"):
             self.model.set_prior(source.prior())
         classes = len(source.answers)
@@ -92,9 +93,7 @@ class Refer(L.LightningModule):
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
-        """Channels last and compile where that pays."""
-        if self.device.type == "cuda":
-            self.model.to(memory_format=torch.channels_last)
+        """Compile if asked to."""
         if self.recipe.train.compile:
             self._step = torch.compile(self._forward_loss)
 
@@ -168,5 +167,6 @@ class Refer(L.LightningModule):
 
 
 def pixels(image: Tensor) -> Tensor:
-    """Bytes to [0, 1]."""
-    return image.float().div(255) if image.dtype == torch.uint8 else image
+    """Bytes to [0, 1], channels last."""
+    image = image.float().div(255) if image.dtype == torch.uint8 else image
+    return image.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,107 @@
+"""How fast reference scenes are painted and trained on.
+
+    foveal bench reference                      # this machine
+    python benchmarks/reference.py --csv results/bench-reference.csv
+
+Prints images painted a second for each dataset and, for each model, triples trained a second beside the same loop on one
+repeated batch: the difference is the share of time spent waiting for data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import time
+from pathlib import Path
+
+import torch
+
+from foveal.data.reference import ReferenceData, ReferenceOptions
+from foveal.data.registry import data_root
+from foveal.data.scenes import generate
+from foveal.recipe import load
+from foveal.tasks.folder import environment
+from foveal.tasks.refer import Refer
+
+MODELS = ("soft", "hard", "hattnet", "hattnet-ctx", "stn")
+
+
+def wait(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def paint(name: str, images: int, device: torch.device, root: Path | None) -> float:
+    data = ReferenceData(name, ReferenceOptions(digits="mnist" if root else "embedded"), root)
+    sources = data.sources("train").to(device)
+    batch = 128 if device.type == "cpu" else 4096
+    generate(data.spec, sources, 1, min(batch, images), batch=batch, device=device)
+    start = wait(device)
+    generate(data.spec, sources, 0, images, batch=batch, device=device)
+    return images / (wait(device) - start)
+
+
+def train(model: str, data: ReferenceData, device: torch.device, steps: int, batch: int, compiled: bool, amp: bool) -> dict[str, float]:
+    recipe = load(f"hattnet/mref-{model}", [f"train.compile={str(compiled).lower()}"])
+    task = Refer(recipe, data).to(device)
+    step = torch.compile(task._forward_loss) if compiled else task._forward_loss
+    optimiser = torch.optim.AdamW(task.model.parameters(), lr=1e-3, fused=device.type == "cuda")
+
+    def run(batches, count: int) -> float:  # type: ignore[no-untyped-def]
+        start = wait(device)
+        for b in itertools.islice(batches, count):
+            with torch.autocast(device.type, torch.bfloat16, enabled=amp):
+                loss = step(b["image"], b["query"], b["label"])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+        return (wait(device) - start) / count
+
+    loader = data.loader("train", batch, device=device)
+    fixed = next(iter(loader))
+    run(itertools.repeat(fixed), 5)
+    real = run(itertools.cycle(iter(loader)), steps)
+    same = run(itertools.repeat(fixed), steps)
+    return {"triples_per_s": batch / real, "ms_per_step": 1e3 * real, "waiting_for_data": max(0.0, 1 - same / real)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=None, help="images to paint (15,000 on a GPU, 2,000 on a CPU)")
+    parser.add_argument("--steps", type=int, default=None, help="training steps a model (200 on a GPU, 5 on a CPU)")
+    parser.add_argument("--batch", type=int, default=200)
+    parser.add_argument("--csv", type=Path, help="also append rows to this file")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.type == "cuda"
+    images, steps = options.images or (15_000 if gpu else 2_000), options.steps or (200 if gpu else 5)
+    root = data_root()
+    rows: list[dict[str, object]] = []
+    about = environment()
+    where = {"hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads", "torch": torch.__version__}
+    for name in ("mref", "mdist") + (("mbg",) if root and (root / "backgrounds").exists() else ()):
+        speed = paint(name, images, device, root)
+        print(f"paint {name:6} {speed:10,.0f} images/s   15,000 images in {15_000 / speed:6.1f} s")
+        rows.append({"what": f"paint {name}", "value": round(speed, 1), "unit": "images/s", **where})
+    data = ReferenceData("mref", ReferenceOptions(digits="mnist" if root else "embedded", triples=(4000, 100, 100)), root)
+    variants = [(False, False), (True, True)] if gpu else [(False, False)]
+    for model, (compiled, amp) in itertools.product(MODELS, variants):
+        how = "bf16 compiled" if compiled else "fp32 eager"
+        found = train(model, data, device, steps, options.batch, compiled, amp)
+        print(
+            f"train {model:12} {how:14} {found['triples_per_s']:10,.0f} triples/s {found['ms_per_step']:8.2f} ms/step   "
+            f"waiting for data {found['waiting_for_data']:.1%}"
+        )
+        for key, value in found.items():
+            rows.append({"what": f"train {model} {how}", "value": round(value, 4), "unit": key, **where})
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Every cell of a paper's table, several seeds each, ours beside the published number. A finished cell is not run again."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import multiprocessing
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from foveal.errors import UserError, unknown
+from foveal.recipe import Recipe, available, load
+from foveal.tasks.folder import write_text
+from foveal.tasks.run import fit, read_result
+
+METRICS = ("accuracy", "true_positive_strength", "true_positive_strength_last")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of one cell: a recipe, a seed and the folder it lies in."""
+
+    recipe: Recipe
+    out: Path
+
+    @property
+    def done(self) -> bool:
+        """Whether it is finished."""
+        return (self.out / "result.json").exists()
+
+    def __str__(self) -> str:
+        return f"{self.recipe.name} seed {self.recipe.seed}"
+
+
+def tables() -> dict[str, list[str]]:
+    """Names of all tables and of the recipes that are their cells."""
+    found: dict[str, list[str]] = {}
+    for name in available():
+        published = load(name).published
+        if published is not None:
+            found.setdefault(published.table, []).append(name)
+    return found
+
+
+def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
+    """All runs of ``table``, slowest models first, each in ``out/table/recipe/seed``."""
+    known = tables()
+    if table not in known:
+        raise unknown("table", table, known)
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: expected at least one")
+    order = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")
+    recipes = [load(name, [*overrides, f"seed={seed}"]) for name in known[table] for seed in range(seeds)]
+    recipes.sort(key=lambda r: order.index(r.model["name"]) if r.model["name"] in order else len(order))
+    return [Cell(r, out / table / Path(r.name).name / f"seed{r.seed}") for r in recipes]
+
+
+def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
+    """Train and test one cell in this process."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    torch.set_float32_matmul_precision("high")
+    return fit(cell.recipe, cell.out, data=data, progress=progress)
+
+
+def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[str]:
+    """Run the cells that are not done, ``jobs`` at a time; one that fails does not stop the others.
+
+    Args:
+        todo: the cells.
+        data: folder of real datasets.
+        jobs: how many processes run side by side; on one GPU small models fill each other's gaps.
+        say: called with a line for every cell that ends.
+
+    Returns:
+        One line for each failure.
+    """
+    waiting = [cell for cell in todo if not cell.done]
+    failures: list[str] = []
+    if jobs == 1:
+        for i, cell in enumerate(waiting, 1):
+            result = run_cell(cell, data, None, True)
+            say(_line(i, len(waiting), cell, result))
+        return failures
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run_cell, cell, data, threads, False): cell for cell in waiting}
+        for i, future in enumerate(as_completed(running), 1):
+            cell = running[future]
+            try:
+                say(_line(i, len(waiting), cell, future.result()))
+            except Exception as error:  # reported; the other cells go on
+                failures.append(f"{cell}: {error}")
+                say(f"[{i}/{len(waiting)}] {cell} FAILED: {error}")
+    return failures
+
+
+def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:
+    m = result["metrics"]
+    strength = f" · strength {m['true_positive_strength']:.1%}" if "true_positive_strength" in m else ""
+    return f"[{i}/{n}] {cell}: accuracy {m['accuracy']:.2%}{strength} · {result['epochs']} epochs · {result['seconds']:.0f} s"
+
+
+def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
+    """One row a recipe and metric: the published value, ours with its spread over seeds, and how it was made."""
+    by_recipe: dict[str, list[Cell]] = {}
+    for cell in ran:
+        if cell.done:
+            by_recipe.setdefault(cell.recipe.name, []).append(cell)
+    rows = []
+    for name, group in by_recipe.items():
+        results = [read_result(cell.out) for cell in group]
+        recipe, published = group[0].recipe, group[0].recipe.published
+        assert published is not None
+        for metric in METRICS:
+            values = [r["metrics"][metric] for r in results if r["metrics"].get(metric) is not None]
+            if not values:
+                continue
+            said = getattr(published, metric, None)
+            mean = statistics.mean(values)
+            rows.append(
+                {
+                    "table": published.table,
+                    "recipe": name,
+                    "model": published.row,
+                    "dataset": published.column,
+                    "metric": metric,
+                    "published": "" if said is None else round(said, 4),
+                    "mean": round(mean, 4),
+                    "std": round(statistics.stdev(values), 4) if len(values) > 1 else "",
+                    "difference": "" if said is None else round(mean - said, 4),
+                    "seeds": len(values),
+                    "values": " ".join(f"{v:.4f}" for v in values),
+                    "parameters": results[0]["parameters"],
+                    "epochs": round(statistics.mean(r["epochs"] for r in results), 1),
+                    "seconds": round(statistics.mean(r["seconds"] for r in results), 1),
+                    "precision": recipe.train.precision,
+                    "embedded": results[0]["embedded"],
+                    "hardware": _hardware(group[0].out),
+                }
+            )
+    rows.sort(key=lambda r: (r["table"], METRICS.index(r["metric"]), r["dataset"], r["model"]))
+    return rows
+
+
+def _hardware(out: Path) -> str:
+    import json
+
+    about = json.loads((out / "environment.json").read_text())
+    return f"{about['gpu'] or 'CPU'}, torch {about['packages'].get('torch', '?')}"
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write ``rows``; rows of other tables that are in the file already stay."""
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        ours = {row["table"] for row in rows}
+        with open(path, newline="", encoding="utf-8") as file:
+            kept = [row for row in csv.DictReader(file) if row["table"] not in ours]
+    if not rows:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(kept + rows)
+    write_text(path, text.getvalue())
+
+
+def spread(row: dict[str, Any]) -> str:
+    """``mean ± spread`` in percent.
+
+    >>> spread({"mean": 0.9851, "std": 0.002})
+    '98.51 ± 0.20'
+    """
+    std = row.get("std")
+    has = std not in (None, "") and math.isfinite(float(std))
+    return f"{100 * float(row['mean']):.2f}" + (f" ± {100 * float(std):.2f}" if has else "")  # type: ignore[arg-type]

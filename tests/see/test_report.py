@@ -1,0 +1,201 @@
+import html.parser
+import json
+import re
+
+import pytest
+
+from foveal.errors import RunError
+from foveal.see import report
+from foveal.see.runs import grouped, read_runs
+from foveal.see.table import best
+
+TITLES = ["STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"]
+
+
+class Page(html.parser.HTMLParser):
+    """The text of a page, the addresses it refers to, and its table rows."""
+
+    VOID = ("meta", "link", "img", "br", "path", "circle")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.addresses, self.tags, self.rows, self.words = [], [], [], [], []
+        self.feed(text)
+        self.text = " ".join(" ".join(self.words).split())
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "srcset", "action", "data")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+        if self.rows and ("td" in self.open or "th" in self.open):
+            self.rows[-1][-1] += data + " "
+
+    def row(self, title):
+        return next(" ".join(" ".join(row).split()) for row in self.rows if row[0].split()[0] == title)
+
+
+def read(path):
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.open == []  # every tag is closed
+    return page
+
+
+def test_one_finished_run(tmp_path, write_run):
+    path = report(write_run(tmp_path / "run", "HAttNet-CTX"))
+    assert path == tmp_path / "run" / "report.html"
+    page = read(path)
+    assert "Where HAttNet-CTX looks" in page.text
+    assert "asked for the colour of one digit among many" in page.text
+    assert "answered 97.7 % of 10,000 questions right" in page.text
+    assert page.tags.count("img") == 6 * (1 + 1 + 4)
+    assert page.tags.count("figure") == 4
+    assert "stand-in" not in page.text
+    assert "unfinished" not in page.text
+    assert "paper 98.5 (−0.8)" in page.row("HAttNet-CTX")
+    assert "59,273" in page.row("HAttNet-CTX")
+
+
+def test_several_models_and_seeds(tmp_path, write_run):
+    for title in reversed(TITLES):
+        for seed in range(3):
+            write_run(tmp_path / f"{title}-{seed}", title, seed=seed, samples=seed == 0)
+    path = report(tmp_path)
+    page = read(path)
+    assert path.stat().st_size < 3_000_000
+    assert [row[0].split()[0] for row in page.rows[1:]] == TITLES
+    assert "3 seeds" in page.row("SOFT")
+    assert "80.0 ± 0.4" in page.row("SOFT")
+    assert "paper 82.9 (−2.9)" in page.row("SOFT")
+    assert page.text.count("What colour is the") == 6
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"<strong><span[^>]*>([^<]+)", text) == ["98.1 ± 0.4", "24.9 ± 0.2", "22.2 ± 0.0"]
+    assert 'class="look wrong"' in text
+    assert "Attention spread evenly would reach 2.3" in page.text
+
+
+def test_datasets_have_their_own_sections(tmp_path, write_run):
+    write_run(tmp_path / "a", dataset="MDIST", embedded=True)
+    write_run(tmp_path / "b", dataset="MREF")
+    page = read(report([tmp_path / "a", tmp_path / "b"]))
+    assert [address for address in page.addresses if address.startswith("#")] == ["#data-0", "#data-1"]
+    assert page.text.count("published numbers do not compare directly") == 1
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_embedded_data_without_published_numbers(tmp_path, write_run):
+    page = read(report(write_run(tmp_path / "a", embedded=True, published=None)))
+    assert "not the original dataset" in page.text
+    assert "paper" not in page.row("SOFT")
+
+
+def test_an_unfinished_run_shows_what_there_is(tmp_path, write_run):
+    folder = write_run(tmp_path / "a", finished=False, epochs=7, truncated=True)
+    page = read(report(folder))
+    assert "The run is unfinished" in page.text
+    assert "6 so far, validation" in page.row("SOFT")
+    assert page.tags.count("figure") == 2
+    for name in ("metrics.jsonl", "environment.json"):
+        (folder / name).unlink()
+    assert "No run has finished yet." in read(report(folder)).text
+
+
+def test_one_of_several_is_unfinished_or_damaged(tmp_path, write_run):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", "HARD", finished=False)
+    damaged = write_run(tmp_path / "c", seed=1)
+    (damaged / "samples.safetensors").write_bytes(b"")
+    page = read(report(tmp_path))
+    assert "One of 3 runs is unfinished" in page.text
+    assert "samples.safetensors cannot be read" in page.text
+    assert "±" in page.row("SOFT")
+
+
+def test_unknown_metrics_and_missing_values(tmp_path, write_run):
+    metrics = {"weighted_average_precision": 0.2704, "mean_rank": 12.5, "accuracy": None, "note": "text"}
+    write_run(tmp_path / "a", metrics=metrics, published={"weighted_average_precision": 0.2704}, scale_accuracy=None)
+    page = read(report(tmp_path))
+    assert "reached 27.0 % weighted average precision" not in page.text  # accuracy comes first, and is missing
+    assert "27.0 paper 27.0 (0.0)" in page.row("SOFT")
+    assert "12.5" in page.row("SOFT")
+    assert "Mean rank" in page.text
+
+
+def test_nothing_but_a_recipe(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("- not\n- a mapping\n")
+    page = read(report(tmp_path))
+    assert "No run has finished yet." in page.text
+    assert "not - a mapping" in page.text
+
+
+def test_hostile_text_is_only_text(tmp_path, write_run):
+    evil = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(1)>$title"
+    write_run(tmp_path / "a", title=evil, samples=False)
+    write_run(tmp_path / "b", dataset=evil.replace("/", ""), data=evil, settings={"title": evil})
+    (tmp_path / "a" / "result.json").write_text(
+        json.dumps({"title": evil, "dataset": evil, "seed": evil, "data": evil, "metrics": {evil: 0.5}, "recipe": evil})
+    )
+    (tmp_path / "b" / "environment.json").write_text(json.dumps({evil: evil}))
+    page = read(report(tmp_path))
+    assert "script" not in page.tags
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert "alert(1)" in page.text
+
+
+def test_the_file_needs_nothing_else(tmp_path, write_run):
+    for title in TITLES:
+        write_run(tmp_path / title, title)
+    path = report(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    page = read(path)
+    assert not re.search(r"https?://|//[a-z]", re.sub(r"base64,[^\"]+", "", text))
+    assert not re.search(r"url\(|@import|@font-face|<script|<iframe|<object", text)
+    assert all(address.startswith(("data:", "#")) for address in page.addresses)
+    assert str(tmp_path) not in text
+
+
+def test_where_the_report_goes(tmp_path, write_run):
+    run = write_run(tmp_path / "runs" / "a", samples=False)
+    assert report(run, tmp_path / "new" / "mine.html") == tmp_path / "new" / "mine.html"
+    assert report(run, tmp_path) == tmp_path / "report.html"
+    assert report([run]) == run / "report.html"
+    assert report(str(run)) == run / "report.html"
+    assert [p.name for p in tmp_path.glob("*.html")] == ["report.html"]  # no temporary file stays
+
+
+def test_a_report_that_cannot_be_written(tmp_path, write_run, monkeypatch):
+    run = write_run(tmp_path / "a", samples=False)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write"):
+        report(run, tmp_path / "file" / "report.html")
+    old = report(run).read_text(encoding="utf-8")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises(RunError, match="No space left"):
+        report(run)
+    assert (run / "report.html").read_text(encoding="utf-8") == old
+    assert len(list(run.glob("*.html"))) == 1
+
+
+def test_lower_is_better_for_errors(tmp_path, write_run):
+    write_run(tmp_path / "a", "SOFT", metrics={"error": 0.1, "accuracy": 0.9}, samples=False)
+    write_run(tmp_path / "b", "HARD", metrics={"error": 0.2, "accuracy": 0.9}, samples=False)
+    groups = grouped(read_runs(tmp_path))["MREF", False]
+    assert [group.name for group in best(groups, "error")] == ["SOFT"]
+    assert [group.name for group in best(groups, "accuracy")] == ["SOFT", "HARD"]
