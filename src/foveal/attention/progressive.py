@@ -87,8 +87,9 @@ class ProgressiveGate(Attends):
 
     def scores(self, features: Tensor, query: Tensor) -> Tensor:
         """Attention scores s, (N, 1, H, W)."""
-        embedded = self.query(query)
-        return self.score(torch.relu(self.norm(self.features(features) + embedded[:, :, None, None])))
+        fused = torch.relu(self.norm(self.features(features) + self.query(query)[:, :, None, None]))
+        # The 1×1 convolution to one channel, as a weighted sum that compiles into the same kernel as the ReLU.
+        return (fused * self.score.weight[0]).sum(1, keepdim=True) + self.score.bias  # type: ignore[operator]
 
     def attend(self, features: Tensor, query: Tensor) -> Tensor:
         """Attention α, (N, 1, H, W); this is what :func:`foveal.watch` shows."""

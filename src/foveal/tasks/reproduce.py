@@ -69,6 +69,7 @@ def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) 
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # one process trains many models, one after the other
     return fit(cell.recipe, cell.out, data=data, progress=progress)
 
 

@@ -8,6 +8,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,13 @@ def build_source(recipe: Recipe, data: str | Path | None = None) -> Source:
     """The recipe's dataset; complains now if its files are missing."""
     entry = dataset(recipe.data["name"])
     options = parse(entry.options, {k: v for k, v in recipe.data.items() if k != "name"}, "data")
-    return entry.build(options, data_root(data))
+    return _build_source(entry.name, options, data_root(data))
+
+
+@lru_cache(maxsize=3)
+def _build_source(name: str, options: Any, root: Path | None) -> Source:
+    """Several runs in one process share a dataset and what it holds in memory."""
+    return dataset(name).build(options, root)
 
 
 def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback], **changes: Any) -> L.Trainer:
