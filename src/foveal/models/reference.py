@@ -37,8 +37,7 @@ def hard_logits(log_attention: Tensor, logits: Tensor) -> Tensor:
 class Stage(nn.Module):
     """3×3 convolution without padding, ReLU, 2×2 max pooling that drops odd borders.
 
-    Bias and ReLU commute with the maximum, so they are applied to the pooled map, a quarter of the size; and a maximum over
-    a view compiles into one kernel forward and one backward, where the general pooling operator does not.
+    Bias and ReLU commute with the maximum, so they are applied to the pooled map, a quarter of the size.
     """
 
     def __init__(self, in_channels: int, channels: int) -> None:
@@ -47,13 +46,7 @@ class Stage(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C_in, H, W) to (N, C, (H − 2) // 2, (W − 2) // 2)."""
-        features = F.conv2d(images, self.conv.weight)
-        if torch.compiler.is_compiling():
-            n, c, h, w = features.shape
-            windows = features[:, :, : h // 2 * 2, : w // 2 * 2].unflatten(2, (h // 2, 2)).unflatten(4, (w // 2, 2))
-            features = windows.amax((3, 5))
-        else:
-            features = F.max_pool2d(features, 2)
+        features = F.max_pool2d(F.conv2d(images, self.conv.weight), 2)
         return torch.relu(features + self.conv.bias[:, None, None])  # type: ignore[index]
 
 
