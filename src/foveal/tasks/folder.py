@@ -131,6 +131,9 @@ def environment() -> dict[str, Any]:
 
 
 def _revision() -> str | None:
+    if "FOVEAL_REVISION" in os.environ:  # for a copy of the source without its history
+        return os.environ["FOVEAL_REVISION"]
+
     def git(*words: str) -> str:
         here = Path(__file__).parent
         return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=5).stdout.strip()

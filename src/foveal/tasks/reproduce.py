@@ -57,7 +57,7 @@ def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = ()) -> l
         raise UserError(f"--seeds {seeds}: expected at least one")
     order = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")
     recipes = [load(name, [*overrides, f"seed={seed}"]) for name in known[table] for seed in range(seeds)]
-    recipes.sort(key=lambda r: order.index(r.model["name"]) if r.model["name"] in order else len(order))
+    recipes.sort(key=lambda r: (order.index(r.model["name"]) if r.model["name"] in order else len(order), r.seed))
     return [Cell(r, out / table / Path(r.name).name / f"seed{r.seed}") for r in recipes]
 
 
