@@ -26,6 +26,18 @@ class RunError(UserError):
     """A run folder that cannot be written, resumed or read."""
 
 
+class InterruptedRunError(RunError):
+    """The user stopped a run; it can be resumed."""
+
+
+class TrainingError(RuntimeError):
+    """Training itself went wrong; the message says how far it got and how to go on."""
+
+
+class DivergedError(TrainingError):
+    """The loss is no longer a number."""
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown name, with its close matches.
 

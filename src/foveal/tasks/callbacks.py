@@ -15,11 +15,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from foveal.errors import DivergedError
+
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step
-
-
-class DivergedError(RuntimeError):
-    """The loss is no longer a number."""
 
 
 class LossGuard(L.Callback):
@@ -33,7 +31,9 @@ class LossGuard(L.Callback):
         """Start the mean anew."""
         self.total, self.count = 0.0, 0
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Keep the loss on its device; look at it now and then."""
         self.pending.append((trainer.global_step, batch_idx, outputs["loss"].detach()))
         if len(self.pending) >= EVERY:
@@ -117,21 +117,27 @@ class ProgressLine(L.Callback):
         columns = ("[bold]{task.description}", "epoch {task.fields[epoch]}", "{task.fields[said]}")
         text = [TextColumn(c) for c in columns]
         if self.console.is_terminal:
-            self.bar = Progress(text[0], BarColumn(), *text[1:], TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+            self.bar = Progress(
+                text[0], BarColumn(), *text[1:], TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+            )
             self.bar.start()
             total = int(trainer.estimated_stepping_batches)
             self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, epoch="", said="")
         self.steps = 0
         self.begin = time.monotonic()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Move the bar."""
         if not trainer.is_global_zero:
             return
         self.steps += 1
         self.batch = len(batch["query"]) * trainer.world_size
         if self.bar is not None and self.steps % 10 == 0:
-            self.bar.update(self.job, completed=trainer.global_step, epoch=self._epoch(trainer), said=self._said(trainer))
+            self.bar.update(
+                self.job, completed=trainer.global_step, epoch=self._epoch(trainer), said=self._said(trainer)
+            )
 
     def _epoch(self, trainer: L.Trainer) -> str:
         return f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
@@ -150,7 +156,10 @@ class ProgressLine(L.Callback):
         if epoch % max(1, last // 10) == 0 or epoch == 1:
             spent = time.monotonic() - self.begin
             left = spent / max(1, self.steps) * max(0, int(trainer.estimated_stepping_batches) - trainer.global_step)
-            print(f"{self.title}: epoch {self._epoch(trainer)} · {self._said(trainer)} · {left:.0f} s left", file=sys.stderr)
+            print(
+                f"{self.title}: epoch {self._epoch(trainer)} · {self._said(trainer)} · {left:.0f} s left",
+                file=sys.stderr,
+            )
 
     def _close(self) -> None:
         if getattr(self, "bar", None) is not None:

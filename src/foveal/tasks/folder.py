@@ -89,7 +89,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = {k: json.loads(v) for k, v in (file.metadata() or {}).items()}
             return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
-        raise RunError(f"{path} is missing; is the run finished? `foveal train {path.parent}` goes on with it") from error
+        raise RunError(
+            f"{path} is missing; is the run finished? `foveal train {path.parent}` goes on with it"
+        ) from error
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
         raise RunError(f"{path} is damaged ({error}); `foveal train {path.parent}` writes it again") from error
 
@@ -110,7 +112,9 @@ class SafeCheckpointIO(TorchCheckpointIO):
         try:
             return torch.load(path, map_location=map_location, weights_only=True)
         except Exception as error:
-            raise RunError(f"{path} is damaged ({type(error).__name__}); delete it to start from the beginning") from error
+            raise RunError(
+                f"{path} is damaged ({type(error).__name__}); delete it to start from the beginning"
+            ) from error
 
 
 def environment() -> dict[str, Any]:
@@ -136,7 +140,9 @@ def _revision() -> str | None:
 
     def git(*words: str) -> str:
         here = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        return subprocess.run(
+            ["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=5
+        ).stdout.strip()
 
     try:
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")

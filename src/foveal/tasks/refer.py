@@ -96,7 +96,9 @@ class Refer(L.LightningModule):
         """Compile if asked to."""
         if self.recipe.train.compile:
             # Steps of small models are launch-bound: on a GPU replay them as CUDA graphs.
-            self._step = torch.compile(self._forward_loss, mode="reduce-overhead" if self.device.type == "cuda" else None)
+            self._step = torch.compile(
+                self._forward_loss, mode="reduce-overhead" if self.device.type == "cuda" else None
+            )
 
     def on_train_epoch_start(self) -> None:
         """Dropout of an epoch depends on seed, epoch and process alone, so that a resumed run repeats it."""
@@ -108,7 +110,9 @@ class Refer(L.LightningModule):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Loss of one batch."""
         loss = self._step(batch["image"], batch["query"], batch["label"])
-        return loss.clone() if self.recipe.train.compile else loss  # a CUDA graph writes its next loss to the same place
+        return (
+            loss.clone() if self.recipe.train.compile else loss
+        )  # a CUDA graph writes its next loss to the same place
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Loss and score of one batch."""
@@ -164,7 +168,11 @@ class Refer(L.LightningModule):
             found["pixel_pr"] = {"precision": precision.tolist(), "recall": recall.tolist()}
         if self.by_scale.update_called:
             accuracy, count = self.by_scale.compute()
-            found["scale_accuracy"] = {"edges": list(SCALE_EDGES), "accuracy": accuracy.tolist(), "count": count.tolist()}
+            found["scale_accuracy"] = {
+                "edges": list(SCALE_EDGES),
+                "accuracy": accuracy.tolist(),
+                "count": count.tolist(),
+            }
         return found
 
 

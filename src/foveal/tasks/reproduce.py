@@ -9,16 +9,21 @@ import multiprocessing
 import os
 import statistics
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foveal.errors import UserError, unknown
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
+
+from foveal.errors import InterruptedRunError, UserError, unknown
 from foveal.recipe import Recipe, available, load
+from foveal.tasks.callbacks import read_journal
 from foveal.tasks.folder import write_text
 from foveal.tasks.run import fit, read_result
 
+SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
 METRICS = ("accuracy", "true_positive_strength", "true_positive_strength_last")
 
 
@@ -49,16 +54,20 @@ def tables() -> dict[str, list[str]]:
 
 
 def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
-    """All runs of ``table``, slowest models first, each in ``out/table/recipe/seed``."""
+    """All runs of ``table``, each in ``out/table/recipe/seed``."""
     known = tables()
     if table not in known:
         raise unknown("table", table, known)
+    return named_cells(known[table], seeds, out / table, overrides)
+
+
+def named_cells(names: Iterable[str], seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
+    """Runs of the recipes ``names`` with each of ``seeds`` seeds in ``out/recipe/seed``, slowest models first."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: expected at least one")
-    order = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")
-    recipes = [load(name, [*overrides, f"seed={seed}"]) for name in known[table] for seed in range(seeds)]
-    recipes.sort(key=lambda r: (order.index(r.model["name"]) if r.model["name"] in order else len(order), r.seed))
-    return [Cell(r, out / table / Path(r.name).name / f"seed{r.seed}") for r in recipes]
+    recipes = [load(name, [*overrides, f"seed={seed}"]) for name in names for seed in range(seeds)]
+    recipes.sort(key=lambda r: (SLOWEST.index(r.model["name"]) if r.model["name"] in SLOWEST else 0, r.seed))
+    return [Cell(r, out / Path(r.name).name / f"seed{r.seed}") for r in recipes]
 
 
 def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
@@ -87,22 +96,62 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
     """
     waiting = [cell for cell in todo if not cell.done]
     failures: list[str] = []
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: expected at least one")
     if jobs == 1:
         for i, cell in enumerate(waiting, 1):
-            result = run_cell(cell, data, None, True)
-            say(_line(i, len(waiting), cell, result))
+            say(_line(i, len(waiting), cell, run_cell(cell, data, None, True)))
         return failures
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool, _Bars(waiting) as bars:
         running = {pool.submit(run_cell, cell, data, threads, False): cell for cell in waiting}
-        for i, future in enumerate(as_completed(running), 1):
-            cell = running[future]
-            try:
-                say(_line(i, len(waiting), cell, future.result()))
-            except Exception as error:  # reported; the other cells go on
-                failures.append(f"{cell}: {error}")
-                say(f"[{i}/{len(waiting)}] {cell} FAILED: {error}")
+        pending, ended = set(running), 0
+        try:
+            while pending:
+                done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
+                bars.update()
+                for future in done:
+                    ended += 1
+                    try:
+                        say(_line(ended, len(waiting), running[future], future.result()))
+                    except Exception as error:  # reported; the other cells go on
+                        failures.append(f"{running[future]}: {error}")
+                        say(f"[{ended}/{len(waiting)}] {running[future]} FAILED: {error}")
+        except KeyboardInterrupt as stop:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
     return failures
+
+
+class _Bars:
+    """A progress bar for every run under way, read from its journal; nothing where there is no terminal."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = cells
+        self.progress = Progress(
+            "{task.description}", BarColumn(), "{task.fields[said]}", TimeElapsedColumn(), console=Console(stderr=True)
+        )
+        self.bars: dict[int, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        if self.progress.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def update(self) -> None:
+        """Show how far each run is."""
+        if not self.progress.console.is_terminal:
+            return
+        for i, cell in enumerate(self.cells):
+            if i not in self.bars and (cell.out / "recipe.yaml").exists() and not cell.done:
+                self.bars[i] = self.progress.add_task(str(cell), total=cell.recipe.train.epochs, said="")
+            if i in self.bars:
+                rows = read_journal(cell.out / "metrics.jsonl")
+                score = next((f"{v:.1%}" for k, v in rows[-1].items() if k == "val/accuracy"), "") if rows else ""
+                self.progress.update(self.bars[i], completed=len(rows), said=score, visible=not cell.done)
 
 
 def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:

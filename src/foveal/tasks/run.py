@@ -17,15 +17,11 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from foveal.data import Source, data_root, dataset
-from foveal.errors import RunError, UserError
+from foveal.errors import InterruptedRunError, RunError, UserError
 from foveal.recipe import Recipe, parse
 from foveal.tasks.callbacks import Journal, LossGuard, ProgressLine, read_journal
 from foveal.tasks.folder import SafeCheckpointIO, load_run, open_run, read_tensors, write_json, write_tensors
 from foveal.tasks.refer import Refer, build_model
-
-
-class InterruptedRunError(RunError):
-    """The user stopped the run; it can be resumed."""
 
 
 class Feed(L.LightningDataModule):
@@ -108,7 +104,12 @@ def _quiet() -> None:
     """Lightning's remarks are for people who write Trainer code; ours are in the progress bar."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    for said in (".*does not have many workers.*", ".*reload_dataloaders.*", ".*`isinstance.treespec.*", ".*Checkpoint directory.*"):
+    for said in (
+        ".*does not have many workers.*",
+        ".*reload_dataloaders.*",
+        ".*`isinstance.treespec.*",
+        ".*Checkpoint directory.*",
+    ):
         warnings.filterwarnings("ignore", said)
 
 
@@ -161,7 +162,9 @@ def _run_to_end(trainer: L.Trainer, task: L.LightningModule, feed: Feed, resume:
     except SystemExit as stop:  # what Lightning makes of Ctrl-C, after its callbacks have run
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
-        saved = "from the last whole epoch" if (out / "last.ckpt").exists() else "from the beginning: no epoch was finished"
+        saved = (
+            "from the last whole epoch" if (out / "last.ckpt").exists() else "from the beginning: no epoch was finished"
+        )
         raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {out}") from stop
 
 
@@ -192,9 +195,7 @@ def _test(task: Refer, recipe: Recipe, source: Source, out: Path) -> dict[str, A
         "epochs": len(rows),
         "best_epoch": scores.index(max(scores)) if scores else None,
         "seconds": rows[-1]["seconds"] if rows else None,
-        "published": None
-        if published is None
-        else {k: v for k, v in vars(published).items() if isinstance(v, float)},
+        "published": None if published is None else {k: v for k, v in vars(published).items() if isinstance(v, float)},
         **task.results(),
     }
     if trainer.is_global_zero:

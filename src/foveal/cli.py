@@ -1,0 +1,299 @@
+"""The command line: a thin layer over the library. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from foveal import __version__
+from foveal.errors import InterruptedRunError, TrainingError, UserError, unknown
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Attention you can insert, supervise, measure and see. Start with [bold]foveal demo[/bold].",
+)
+console = Console()
+
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of real datasets, instead of FOVEAL_DATA.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe, e.g. train.epochs=3.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        console.print(f"foveal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True)] = False) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the five runs and the report.")] = Path("runs/demo"),
+    jobs: Annotated[int, typer.Option(help="Models trained side by side.")] = 2,
+) -> None:
+    """Train five attention models to find the asked-for digit, and look at where they look."""
+    from foveal.recipe import available
+    from foveal.see import report
+    from foveal.tasks.reproduce import named_cells, run_all
+
+    console.print(
+        "Five models are asked the colour of one digit among several. Data: scikit-learn's digits, no download."
+    )
+    names = [name for name in available() if name.startswith("demo/")]
+    cells = named_cells(names, 1, out)
+    failures = run_all(cells, jobs=jobs, say=console.print)
+    _fail(failures)
+    from foveal.tasks.run import read_result
+
+    table = Table("model", "accuracy", "attention on the digit", "parameters", "seconds")
+    for cell in sorted(cells, key=lambda c: read_result(c.out)["metrics"]["accuracy"]):
+        r = read_result(cell.out)
+        m = r["metrics"]
+        table.add_row(
+            r["title"],
+            f"{m['accuracy']:.1%}",
+            f"{m['true_positive_strength']:.1%}",
+            f"{r['parameters']:,}",
+            f"{r['seconds']:.0f}",
+        )
+    console.print(table)
+    _say_written("Open it in a browser", report(out))
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str | None, typer.Argument(help="recipes, models, data or tables; all if left out.")] = None,
+) -> None:
+    """List what there is."""
+    from foveal.recipe import available
+
+    kinds = ("recipes", "tables", "models", "data")
+    if what is not None and what not in kinds:
+        raise unknown("list", what, kinds)
+    if what in (None, "recipes"):
+        _listing("recipes", {name: "" for name in available()})
+    if what in (None, "tables"):
+        from foveal.tasks.reproduce import tables
+
+        _listing("tables", {name: f"{len(cells)} cells" for name, cells in tables().items()})
+    if what in (None, "models"):
+        from foveal.models import list_models
+        from foveal.models.registry import summary
+
+        _listing("models", {name: summary(name) for name in list_models()})
+    if what in (None, "data"):
+        from foveal.data import datasets
+
+        _listing("data", {name: entry.summary for name, entry in datasets().items()})
+
+
+def _listing(title: str, rows: dict[str, str]) -> None:
+    console.print(f"[bold]{title}[/bold]")
+    width = max(map(len, rows), default=0)
+    for name, said in rows.items():
+        console.print(f"  {name:{width}}  {said}".rstrip(), highlight=False, soft_wrap=True)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, a YAML file, or a run folder to resume.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE/seedN if left out.")] = None,
+    data: Data = None,
+) -> None:
+    """Train a recipe, or resume a run."""
+    from foveal.recipe import load
+
+    if (Path(recipe) / "recipe.yaml").exists():
+        if overrides or out:
+            raise UserError(f"{recipe} is a run: it is resumed as it was started, without overrides and --out")
+        out, plan = Path(recipe), load(Path(recipe) / "recipe.yaml")
+    else:
+        plan = load(recipe, overrides or [])
+        out = out or Path("runs") / plan.name.removesuffix(".yaml").lstrip("./") / f"seed{plan.seed}"
+    finished = (out / "result.json").exists()
+    from foveal.tasks.run import fit
+
+    result = fit(plan, out, data=data)
+    if finished:
+        console.print(f"{out} is finished already; its result:")
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        _show_result(result, out)
+
+
+@app.command()
+def test(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
+    """Test a finished run again."""
+    from foveal.tasks.run import test as test_run
+
+    _show_result(test_run(run, data=data), run)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    image: Annotated[Path, typer.Argument(help="An image file.")],
+    query: Annotated[str, typer.Argument(help="What to look for, e.g. a digit.")],
+    out: Annotated[Path | None, typer.Option(help="Where the picture goes; IMAGE-QUERY.png if left out.")] = None,
+) -> None:
+    """Ask a model about one image; prints the answer and draws where it looked."""
+    from foveal.tasks.predict import predict as ask
+
+    found = ask(run, image, query)
+    for answer, probability in found.answers[:5]:
+        console.print(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}", highlight=False)
+    out = out or Path(f"{image.stem}-{query}.png")
+    try:
+        found.picture.save(out)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot write {out}: {error}; choose another --out ending in .png") from error
+    _say_written("Where it looked", out)
+
+
+@app.command()
+def see(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="The report; report.html in the folder if left out.")] = None,
+) -> None:
+    """Write report.html: tables, attention maps and curves of one run or many, in one file."""
+    from foveal.see import report
+
+    _say_written("Open it in a browser", report(runs[0] if len(runs) == 1 else runs, out))
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A paper's table, e.g. hattnet/table1; see foveal list tables.")],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every cell.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
+    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+    data: Data = None,
+) -> None:
+    """Run every cell of a paper's table and put ours beside the published number."""
+    from foveal.see import report
+    from foveal.tasks.reproduce import cells, run_all, spread, summarise, write_csv
+
+    todo = cells(table, seeds, out, overrides or [])
+    done = sum(cell.done for cell in todo)
+    console.print(f"{table}: {len(todo)} runs, {done} finished before")
+    failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=console.print)
+    rows = summarise(todo)
+    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table)
+    for row in rows:
+        said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
+        shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
+    console.print(shown)
+    if csv is not None:
+        write_csv(csv, rows)
+        _say_written("Rows", csv)
+    if rows:
+        _say_written("Report", report(out / table))
+    _fail(failures)
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help="A dataset; all if left out.")] = None,
+    root: Annotated[
+        Path | None, typer.Option("--data", help="Folder of real datasets, instead of FOVEAL_DATA.")
+    ] = None,
+) -> None:
+    """Where each dataset is expected, whether it is there, and how to get it."""
+    from foveal.data import data_root, dataset, datasets
+
+    folder = data_root(root)
+    said = (
+        f"Data folder: {folder}" if folder else "No data folder: set FOVEAL_DATA or --data to where your datasets are."
+    )
+    console.print(said, highlight=False, soft_wrap=True)
+    for entry in [dataset(name)] if name else datasets().values():
+        missing = entry.missing(folder)
+        state = "[green]there[/green]" if not missing else "[yellow]missing[/yellow]"
+        console.print(f"[bold]{entry.name}[/bold] {state}  {entry.summary}", highlight=False)
+        for path in entry.expected:
+            console.print(
+                f"    {'[yellow]–[/yellow]' if path in missing else '[green]✓[/green]'} {path}", highlight=False
+            )
+        if missing:
+            console.print(f"    {entry.how}", highlight=False, soft_wrap=True)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="A benchmark; lists them if left out.")] = None,
+) -> None:
+    """Speed and memory, side by side with what you would otherwise run."""
+    import runpy
+
+    here = Path(__file__).resolve().parent
+    folder = next((f for f in (here.parents[1] / "benchmarks", here / "benchmarks") if f.is_dir()), None)
+    known = {p.stem: p for p in sorted(folder.glob("*.py"))} if folder else {}
+    if name is None:
+        _listing("benchmarks", {stem: "" for stem in known})
+        return
+    if name not in known:
+        raise unknown("benchmark", name, known)
+    sys.argv = [str(known[name]), *context.args]
+    runpy.run_path(str(known[name]), run_name="__main__")
+
+
+def _show_result(result: dict, out: Path) -> None:  # type: ignore[type-arg]
+    said = f"{result['title']} on {result['dataset']}: {result['data']}"
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
+    published = result.get("published") or {}
+    for name, value in result["metrics"].items():
+        if value is not None:
+            beside = f"   (published {published[name]:.2%})" if name in published else ""
+            console.print(f"  {name:28} {value:8.2%}{beside}", highlight=False)
+    console.print(
+        f"Everything is in {out}; `foveal see {out}` makes a page of it.", highlight=False, soft_wrap=True, markup=False
+    )
+
+
+def _say_written(what: str, path: Path) -> None:
+    console.print(f"{what}: {path.resolve()}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _fail(failures: list[str]) -> None:
+    if failures:
+        raise TrainingError(
+            f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest"
+        )
+
+
+def _stop(message: str, status: int) -> NoReturn:
+    errors = Console(stderr=True)
+    errors.print("foveal:", style="bold red", end=" ")
+    errors.print(" ".join(message.split()), highlight=False, soft_wrap=True, markup=False)
+    sys.exit(status)
+
+
+def main() -> None:
+    """Entry point: user errors are one line and exit status 2; an interrupted run says how to go on and exits with 130."""
+    try:
+        app()
+    except InterruptedRunError as error:
+        _stop(str(error), 130)
+    except UserError as error:
+        _stop(str(error), 2)
+    except TrainingError as error:
+        _stop(str(error), 1)
+    except KeyboardInterrupt:
+        _stop("stopped", 130)
+    except BrokenPipeError:
+        sys.exit(0)
