@@ -3,8 +3,8 @@
     foveal bench reference                      # this machine
     python benchmarks/reference.py --csv results/bench-reference.csv
 
-Prints images painted a second for each dataset and, for each model, triples trained a second beside the same loop on one
-repeated batch: the difference is the share of time spent waiting for data.
+Prints images painted a second for each dataset and, for each model, triples trained a second beside the same loop on
+one repeated batch: the difference is the share of time spent waiting for data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def paint(name: str, images: int, device: torch.device, root: Path | None) -> fl
     return images / (wait(device) - start)
 
 
-def train(model: str, data: ReferenceData, device: torch.device, steps: int, batch: int, compiled: bool, amp: bool) -> dict[str, float]:
+def train(
+    model: str, data: ReferenceData, device: torch.device, steps: int, batch: int, compiled: bool, amp: bool
+) -> dict[str, float]:
     recipe = load(f"hattnet/mref-{model}", [f"train.compile={str(compiled).lower()}"])
     task = Refer(recipe, data).to(device)
     step = torch.compile(task._forward_loss) if compiled else task._forward_loss
@@ -85,13 +87,15 @@ def main() -> None:
         speed = paint(name, images, device, root)
         print(f"paint {name:6} {speed:10,.0f} images/s   15,000 images in {15_000 / speed:6.1f} s")
         rows.append({"what": f"paint {name}", "value": round(speed, 1), "unit": "images/s", **where})
-    data = ReferenceData("mref", ReferenceOptions(digits="mnist" if root else "embedded", triples=(4000, 100, 100)), root)
+    data = ReferenceData(
+        "mref", ReferenceOptions(digits="mnist" if root else "embedded", triples=(4000, 100, 100)), root
+    )
     variants = [(False, False), (True, True)] if gpu else [(False, False)]
     for model, (compiled, amp) in itertools.product(MODELS, variants):
         how = "bf16 compiled" if compiled else "fp32 eager"
         found = train(model, data, device, steps, options.batch, compiled, amp)
         print(
-            f"train {model:12} {how:14} {found['triples_per_s']:10,.0f} triples/s {found['ms_per_step']:8.2f} ms/step   "
+            f"train {model:12} {how:14} {found['triples_per_s']:10,.0f} triples/s {found['ms_per_step']:8.2f} ms/step  "
             f"waiting for data {found['waiting_for_data']:.1%}"
         )
         for key, value in found.items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -83,7 +83,7 @@ def list_(
     if what is not None and what not in kinds:
         raise unknown("list", what, kinds)
     if what in (None, "recipes"):
-        _listing("recipes", {name: "" for name in available()})
+        _listing("recipes", dict.fromkeys(available(), ""))
     if what in (None, "tables"):
         from foveal.tasks.reproduce import tables
 
@@ -133,12 +133,12 @@ def train(
         _show_result(result, out)
 
 
-@app.command()
-def test(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
+@app.command("test")
+def test_(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
     """Test a finished run again."""
-    from foveal.tasks.run import test as test_run
+    from foveal.tasks.run import evaluate
 
-    _show_result(test_run(run, data=data), run)
+    _show_result(evaluate(run, data=data), run)
 
 
 @app.command()
@@ -244,7 +244,7 @@ def bench(
     folder = next((f for f in (here.parents[1] / "benchmarks", here / "benchmarks") if f.is_dir()), None)
     known = {p.stem: p for p in sorted(folder.glob("*.py"))} if folder else {}
     if name is None:
-        _listing("benchmarks", {stem: "" for stem in known})
+        _listing("benchmarks", dict.fromkeys(known, ""))
         return
     if name not in known:
         raise unknown("benchmark", name, known)
@@ -252,13 +252,14 @@ def bench(
     runpy.run_path(str(known[name]), run_name="__main__")
 
 
-def _show_result(result: dict, out: Path) -> None:  # type: ignore[type-arg]
+def _show_result(result: dict[str, Any], out: Path) -> None:
     said = f"{result['title']} on {result['dataset']}: {result['data']}"
     console.print(said, highlight=False, soft_wrap=True, markup=False)
     published = result.get("published") or {}
     for name, value in result["metrics"].items():
         if value is not None:
-            beside = f"   (published {published[name]:.2%})" if name in published else ""
+            caveat = ", on other data" if result["embedded"] else ""
+            beside = f"   (published {published[name]:.2%}{caveat})" if name in published else ""
             console.print(f"  {name:28} {value:8.2%}{beside}", highlight=False)
     console.print(
         f"Everything is in {out}; `foveal see {out}` makes a page of it.", highlight=False, soft_wrap=True, markup=False
@@ -284,7 +285,7 @@ def _stop(message: str, status: int) -> NoReturn:
 
 
 def main() -> None:
-    """Entry point: user errors are one line and exit status 2; an interrupted run says how to go on and exits with 130."""
+    """Run the command line: a user's error is one line and status 2; an interrupted run says how to go on, status 130."""
     try:
         app()
     except InterruptedRunError as error:

@@ -1,7 +1,7 @@
 """Errors for people: what was given, what was expected, what to do.
 
-Every mistake a user can make is raised as :class:`UserError` (a ``ValueError``) or one of its kinds, so that the command
-line prints one line and exits with status 2, and a library user can catch it. Anything else is a bug in foveal.
+Every mistake a user can make is raised as :class:`UserError` (a ``ValueError``) or one of its kinds, so that the
+command line prints one line and exits with status 2, and a library user can catch it. Anything else is a bug in foveal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Recipes: what to train, on what, how, as typed and validated YAML.
 
 A recipe is a file in ``foveal/recipes`` (``hattnet/mref-soft``) or anywhere else (``./mine.yaml``). ``extends`` names a
-recipe to start from; ``key=value`` overrides come last. Everything is checked before anything is built: an unknown key, a
-wrong type or a missing dataset is one clear message that names the key.
+recipe to start from, by its name or as a file beside this one; ``key=value`` overrides come last. Everything is checked
+before anything is built: an unknown key, a wrong type or a missing dataset is one clear message that names the key.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Train:
         compile: compile the training step with torch.compile.
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch.
         sync_batchnorm: batch norm statistics over all processes (GPU only).
-        workers: worker processes for datasets that read files.
         tensorboard: also write TensorBoard logs (needs the ``tensorboard`` extra).
     """
 
@@ -81,7 +80,6 @@ class Train:
     nodes: int = 1
     strategy: str = "auto"
     sync_batchnorm: bool = False
-    workers: int = 2
     tensorboard: bool = False
 
 
@@ -107,6 +105,7 @@ class Published:
     column: str = ""
     accuracy: float | None = None
     true_positive_strength: float | None = None
+    weighted_average_precision: float | None = None
 
 
 @dataclass
@@ -141,7 +140,7 @@ class Recipe:
 
 
 def available() -> list[str]:
-    """Names of the recipes that come with foveal; files whose name starts with an underscore are only building blocks."""
+    """Names of the recipes that come with foveal; files that start with an underscore are only building blocks."""
     root = Path(str(resources.files("foveal") / "recipes"))
     found = (p.relative_to(root).with_suffix("") for p in root.rglob("*.yaml") if not p.name.startswith("_"))
     return sorted(p.as_posix() for p in found)
@@ -174,12 +173,14 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     return recipe
 
 
-def _read(name: str | Path) -> dict[str, Any]:
+def _read(name: str | Path, extended: tuple[Path, ...] = ()) -> dict[str, Any]:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = Path(str(resources.files("foveal") / "recipes" / f"{name}.yaml"))
         if not path.is_file():
             raise unknown("recipe", str(name), available())
+    if path in extended:
+        raise UserError(f"{path} extends itself")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -192,8 +193,9 @@ def _read(name: str | Path) -> dict[str, Any]:
     if base is None:
         return raw
     if not isinstance(base, str):
-        raise UserError(f"{path}: extends names one recipe file beside it, got {base!r}")
-    return _merge(_read(path.parent / base), raw)
+        raise UserError(f"{path}: extends names one recipe, or one recipe file beside it, got {base!r}")
+    beside = base.endswith((".yaml", ".yml"))
+    return _merge(_read(path.parent / base if beside else base, (*extended, path)), raw)
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

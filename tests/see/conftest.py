@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 from sklearn.datasets import load_digits
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from foveal.see import Samples
 

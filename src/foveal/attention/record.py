@@ -1,7 +1,7 @@
 """What attention did in a forward pass, seen from outside.
 
-Every attention module of foveal derives from :class:`Attends` and calls :meth:`Attends.note` in its forward. That is all
-:func:`watch` needs: no hooks, so it also works on a model that is compiled already (switching it on recompiles once).
+Every attention module of foveal derives from :class:`Attends` and calls :meth:`Attends.note` in its forward. That is
+all :func:`watch` needs: no hooks, so it also works on a model that is compiled already (it recompiles once).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class AttentionRecord:
 
     Attributes:
         site: name of the module inside the watched model.
-        kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel) or ``pairwise`` (N, ..., queries, keys).
+        kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel) or ``pairwise`` (N, ..., N_q, N_k).
         values: the attention itself, attached to the graph it came from.
         normalised: whether each sample's values sum to one (a softmax) or are independent (a sigmoid).
     """

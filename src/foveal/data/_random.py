@@ -1,8 +1,8 @@
 """Random numbers that depend on nothing but their name.
 
-``uniform(seed, stream, i, j)`` is a pure function of its arguments: the same on every device, for any number of workers
-and in any order. Generated datasets are therefore identical however they are cut into pieces. The mixing function is the
-finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
+``uniform(seed, stream, i, j)`` is a pure function of its arguments: the same on every device, for any number of
+workers and in any order. Generated datasets are therefore identical however they are cut into pieces. The mixing
+function is the finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def cache_folder() -> Path:
 def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
     """Tensors stored under ``name`` and ``key``, made by ``make`` if they are not there or damaged.
 
-    A second process that asks for the same thing waits for the first. A file that is truncated or whose checksum is wrong
-    is made again. If the cache cannot be written the tensors are returned all the same, with a warning.
+    A second process that asks for the same thing waits for the first. A file that is truncated or whose checksum is
+    wrong is made again. If the cache cannot be written the tensors are returned all the same, with a warning.
     """
     text = json.dumps(key, sort_keys=True)
     path = cache_folder() / f"{name}-{zlib.crc32(text.encode()):08x}.safetensors"
@@ -68,7 +68,9 @@ def _locked(path: Path) -> Iterator[None]:
 def _checksum(tensors: dict[str, Tensor]) -> str:
     value = 0
     for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].contiguous().numpy().reshape(-1).view("uint8"), value)
+        tensor = tensors[name]
+        value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
+        value = zlib.crc32(memoryview(tensor.contiguous().numpy()).cast("B"), value)
     return f"{value:08x}"
 
 

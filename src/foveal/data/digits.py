@@ -58,7 +58,7 @@ def mnist(folder: Path, split: str) -> tuple[Tensor, Tensor]:
 
 
 def embedded(split: str) -> tuple[Tensor, Tensor]:
-    """scikit-learn's 8×8 digits with a one-pixel border, the first 1,400 for ``train`` and the last 397 for ``test``."""
+    """scikit-learn's 8×8 digits with a one-pixel border, the first 1,400 for ``train`` and the others for ``test``."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()

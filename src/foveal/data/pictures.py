@@ -45,10 +45,10 @@ def photographs(folder: Path, side: int, part: str) -> Tensor:
     if not folder.is_dir():
         raise DataError(f"no folder of photographs at {folder}; put any natural photographs there")
     files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES)
+    if len(files) < 5:
+        raise DataError(f"{folder} holds {len(files)} image files; at least five are needed for separate splits")
     places = {"train": (0, 1, 2), "val": (3,), "test": (4,)}[part]
     chosen = [file for i, file in enumerate(files[:MOST]) if i % 5 in places]
-    if not chosen:
-        raise DataError(f"{folder} holds {len(files)} image files; at least five are needed for separate splits")
     return torch.cat([_tiles(file, side) for file in chosen])
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -64,10 +65,11 @@ class TripleLoader:
         batch: triples a batch and process.
         shuffle: seed of this epoch's order, or None for the order of the images.
         masks: whether batches carry the digit's mask.
-        rank, world: this process and the number of processes. Process r takes the r-th piece of every global batch, so
-            that ``world`` processes see at each step what one process with a ``world`` times larger batch would see.
+        rank, world: this process and the number of processes. When shuffled, process r takes the r-th piece of every
+            global batch, so that ``world`` processes see at each step what one process with a ``world`` times larger
+            batch would see; otherwise every ``world``-th triple.
 
-    Batches hold image uint8 (N, 3, S, S), query (N,), label (N,), scale (N,), index (N,) and, if asked for, mask (N, S, S).
+    Batches hold image uint8 (N, 3, S, S), query, label, scale and index (N,) and, if asked for, mask (N, S, S).
     """
 
     def __init__(
@@ -83,20 +85,20 @@ class TripleLoader:
             )
 
     def __len__(self) -> int:
-        whole, rest = divmod(len(self.image), self.batch * self.world)
         if self.shuffle is not None:
-            return whole
-        return whole + (rest > self.rank * self.batch)
+            return len(self.image) // (self.batch * self.world)
+        return -(-len(range(self.rank, len(self.image), self.world)) // self.batch)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         device = self.image.device
         if self.shuffle is None:
-            order = torch.arange(len(self.image), device=device)
+            own = torch.arange(len(self.image), device=device)[self.rank :: self.world]
         else:
-            order = torch.randperm(len(self.image), generator=torch.Generator().manual_seed(self.shuffle)).to(device)
-        for step in range(len(self)):
-            begin = (step * self.world + self.rank) * self.batch
-            yield self.gather(order[begin : begin + self.batch])
+            order = torch.randperm(len(self.image), generator=torch.Generator().manual_seed(self.shuffle))
+            whole = order[: len(self) * self.world * self.batch].view(len(self), self.world, self.batch)
+            own = whole[:, self.rank].flatten().to(device)
+        for step in range(len(self)):  # none for a process without triples
+            yield self.gather(own[step * self.batch : (step + 1) * self.batch])
 
     def gather(self, index: Tensor) -> dict[str, Tensor]:
         """The triples numbered ``index`` as one batch."""
@@ -158,10 +160,7 @@ class ReferenceData:
         return self._sources[split]
 
     def _load_sources(self, split: str) -> Sources:
-        if self.options.sources == "pooled":
-            parts = ["train", "test"]
-        else:
-            parts = ["test"] if split == "test" else ["train"]
+        parts = {"pooled": ["train", "test"], "split": ["test" if split == "test" else "train"]}[self.options.sources]
         if self.embedded:
             loaded = [digit_files.embedded(part) for part in parts]
         else:
@@ -210,7 +209,7 @@ class ReferenceData:
         sums = [int(t.long().sum()) for t in (sources.digits, sources.pictures) if t is not None]
         options = {k: v for k, v in asdict(self.options).items() if k not in ("triples", "fresh", "pictures")}
         triples = self.options.triples[SPLITS.index(split)]
-        key = {"name": self.name, "split": split, "triples": triples, "version": VERSION, "sources": sums, **options}
+        key = {"name": self.name, "split": split, "triples": triples, "version": VERSION, "sums": sums, **options}
         made = cached(f"{self.name}-{split}", key, lambda: vars(self._paint(split, "cpu", 0)))
         return Scenes(**{f.name: made[f.name] for f in fields(Scenes)})
 
@@ -240,20 +239,18 @@ def _progress(title: str):  # type: ignore[no-untyped-def]
     return wrap
 
 
-for _name, _summary in {
-    "mref": "colour of the asked-for digit among 5–9, black background",
-    "mdist": "the same with 17 coloured digit fragments as distractors",
-    "mbg": "the same on natural photographs",
-}.items():
-    register_data(
-        Entry(
-            _name,
-            _summary,
-            ReferenceOptions,
-            lambda options, root, name=_name: ReferenceData(name, options, root),
-            expected=("mnist/train-images-idx3-ubyte*", "mnist/train-labels-idx1-ubyte*")
-            + ("mnist/t10k-images-idx3-ubyte*", "mnist/t10k-labels-idx1-ubyte*")
-            + (("backgrounds",) if _name == "mbg" else ()),
-            how=digit_files.HOW_TO_GET_MNIST + ("; any photographs in backgrounds/" if _name == "mbg" else ""),
-        )
-    )
+_MNIST = tuple(f"mnist/{name}*" for names in digit_files.MNIST_FILES.values() for name in names)
+
+
+def _register(name: str, summary: str, expected: tuple[str, ...], how: str) -> None:
+    register_data(Entry(name, summary, ReferenceOptions, partial(ReferenceData, name), expected, how))
+
+
+_register("mref", "colour of the asked-for digit among 5–9, black background", _MNIST, digit_files.HOW_TO_GET_MNIST)
+_register("mdist", "the same with 17 coloured digit fragments as distractors", _MNIST, digit_files.HOW_TO_GET_MNIST)
+_register(
+    "mbg",
+    "the same on natural photographs",
+    (*_MNIST, "backgrounds"),
+    f"{digit_files.HOW_TO_GET_MNIST}; any photographs in backgrounds/",
+)

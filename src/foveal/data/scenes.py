@@ -1,15 +1,15 @@
 """Scenes of coloured digits: the generator behind MREF, MDIST and MBG (spec section 6).
 
-Whole batches of scenes are painted at once with tensor operations, on any device. Geometry and colours are exact integer
-arithmetic and every random number is a function of (seed, image, purpose), so image ``i`` of a seed is the same whatever
-the batch size, the number of threads or the device.
+Whole batches of scenes are painted at once with tensor operations, on any device. Geometry and colours are exact
+integer arithmetic and every random number is a function of (seed, image, purpose), so image ``i`` of a seed is the same
+whatever the batch size, the number of threads or the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ class _Painter:
         self.spec, self.sources, self.seed, self.index = spec, sources, seed, index
         self.attempt = torch.full_like(index, attempt)
         n, s = len(index), spec.canvas
-        new = {"device": index.device}
+        new: dict[str, Any] = {"device": index.device}
         self.alpha = torch.zeros(n, s, s, dtype=torch.int32, **new)
         self.owner = torch.zeros(n, s, s, dtype=torch.uint8, **new)
         self.failed = torch.zeros(n, dtype=torch.bool, **new)
@@ -269,7 +269,7 @@ class _Painter:
         patches = self.sources.digits[source[:, None, None], rows[:, :, None], columns[:, None, :]]
         low, high = self.spec.scale
         size = torch.floor(FRAGMENT * (low + (high - low) * uniform(self.seed, 23, *name))).long().clamp(min=1)
-        widest = int(FRAGMENT * high)
+        widest = max(1, int(FRAGMENT * high))
         x, y = (draw(stream, 0, s - size).view_as(size) for stream in (24, 25))
         origin = torch.zeros_like(size).flatten()
         intensity = paste(patches, size.flatten(), origin, origin, widest).view(n, -1, 1, widest, widest)

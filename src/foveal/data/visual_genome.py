@@ -156,7 +156,7 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
             raise UserError(f"image_size must be at least 1, got {image_size}")
         self.root, self.split, self.image_size = Path(root), split, image_size
         self.min_count, self.seed, self.sizes = min_count, seed, sizes
-        index = read_index(self.root, min_count)
+        index = self._index()
         self.queries, self.answers = index.queries, index.answers
         self.samples = self._samples(index, split)
         if not self.samples:
@@ -164,7 +164,13 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
             raise DataError(f"the {split} split of {self.root} is empty ({count}); give other sizes or add images")
         images = {sample.image for sample in self.samples}
         self.image_sizes = {image: index.sizes[image] for image in images}
-        self.files = image_files(self.root, images)
+        self.files = self._files(images)
+
+    def _index(self) -> Index:
+        return read_index(self.root, self.min_count)
+
+    def _files(self, images: set[int]) -> dict[int, Path]:
+        return image_files(self.root, images)
 
     def _samples(self, index: Index, split: str) -> list[Sample]:
         chosen = split_images(index.sizes, split, self.seed, self.sizes)
@@ -178,23 +184,23 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
         label = torch.zeros(len(self.answers))
         label[list(sample.answers)] = 1.0
         return {
-            "image": self._image(self.files[sample.image]),
+            "image": torch.from_numpy(np.array(self._image(sample.image))).permute(2, 0, 1).contiguous(),
             "query": sample.query,
             "label": label,
             "mask": union_mask(sample.boxes, self.image_sizes[sample.image], self.image_size),
             "index": index,
         }
 
-    def _image(self, path: Path) -> Tensor:
+    def _image(self, image: int) -> Image.Image:
+        path = self.files[image]
         try:
-            with Image.open(path) as image:
-                small = image.convert("RGB").resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
+            with Image.open(path) as picture:
+                return picture.convert("RGB").resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
         except (OSError, SyntaxError, ValueError) as error:
             raise DataError(
                 f"cannot read the image {path} ({error}); it is missing or damaged, unpack it again from images.zip or "
                 f"images2.zip of {SITE}"
             ) from error
-        return torch.from_numpy(np.array(small)).permute(2, 0, 1).contiguous()
 
     def prior(self, smoothing: float = 1.0) -> Tensor:
         """Log-odds of every attribute given the object class, over the training split whichever split this is.
@@ -211,7 +217,7 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
         """
         if not smoothing > 0:
             raise UserError(f"smoothing must be above zero, or log-odds become infinite; got {smoothing}")
-        samples = self._samples(read_index(self.root, self.min_count), "train")
+        samples = self._samples(self._index(), "train")
         q, k = len(self.queries), len(self.answers)
         total = torch.bincount(torch.tensor([s.query for s in samples], dtype=torch.long), minlength=q)[
             :, None

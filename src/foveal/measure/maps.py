@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.nn import functional as F
 
 from foveal.attention.record import AttentionRecord
 from foveal.errors import UserError, unknown

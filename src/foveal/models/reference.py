@@ -3,8 +3,8 @@
 Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), section 4.1. All share one CNN: four
 stages of 3×3 convolution without padding, ReLU and 2×2 max pooling. They differ in where and how they attend.
 
-Departures: where the paper and the authors' code are silent, the choices of the specification hold: SOFT and HARD keep
-the batch norms between stages, and the query enters STN's localisation network as an embedding beside the flattened map.
+Departures: where the paper and the authors' code are silent, SOFT and HARD keep the batch norms between stages, and the
+query enters STN's localisation network as an embedding beside the flattened map.
 """
 
 from __future__ import annotations
@@ -34,6 +34,25 @@ def hard_logits(log_attention: Tensor, logits: Tensor) -> Tensor:
     return torch.logsumexp(log_attention.unsqueeze(2) + logits.log_softmax(2), dim=1)
 
 
+def pooled_conv(images: Tensor, weight: Tensor, *, blocked: bool) -> Tensor:
+    """3×3 convolution without padding or bias, then 2×2 max pooling that drops odd borders.
+
+    Args:
+        images: (N, C_in, H, W).
+        weight: (C, C_in, 3, 3).
+        blocked: compute the four members of every pooling window as four groups of channels of one 4×4 convolution with
+            stride 2. That is 16/9 of the arithmetic, but 32 output channels leave a GPU's matrix units idle and 128 do
+            not, and the maximum runs over channels instead of strided positions. On a CPU the plain form is faster.
+
+    Returns:
+        (N, C, (H − 2) // 2, (W − 2) // 2).
+    """
+    if not blocked:
+        return F.max_pool2d(F.conv2d(images, weight), 2)
+    corners = [F.pad(weight, (x, 1 - x, y, 1 - y)) for y in (0, 1) for x in (0, 1)]
+    return F.conv2d(images, torch.cat(corners), stride=2).unflatten(1, (4, -1)).amax(1)
+
+
 class Stage(nn.Module):
     """3×3 convolution without padding, ReLU, 2×2 max pooling that drops odd borders.
 
@@ -46,7 +65,7 @@ class Stage(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C_in, H, W) to (N, C, (H − 2) // 2, (W − 2) // 2)."""
-        features = F.max_pool2d(F.conv2d(images, self.conv.weight), 2)
+        features = pooled_conv(images, self.conv.weight, blocked=images.is_cuda)
         return torch.relu(features + self.conv.bias[:, None, None])  # type: ignore[index]
 
 
@@ -83,7 +102,8 @@ class ReferenceNet(nn.Module):
         norm: batch norm after each stage's attended map and before the classifier.
         norm_momentum: share of the new batch in the running statistics; the authors' code uses 0.5.
         norm_eps: added to the variance; the authors' code uses 0.01.
-        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with most attention.
+        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with most
+            attention.
     """
 
     def __init__(
@@ -114,7 +134,7 @@ class ReferenceNet(nn.Module):
                 if gates == "all" or i == top
             }
         )
-        bn = {"eps": norm_eps, "momentum": norm_momentum}
+        bn: dict[str, Any] = {"eps": norm_eps, "momentum": norm_momentum}
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels, **bn) if norm else nn.Identity() for _ in range(top))
         self.head = nn.Sequential(
             nn.BatchNorm1d(channels, **bn) if norm else nn.Identity(),
@@ -134,7 +154,7 @@ class ReferenceNet(nn.Module):
             (N, classes); for ``attend="hard"`` they are the log-probabilities of the marginal.
         """
         features = images
-        for i, (stage, norm) in enumerate(zip(self.stages[:-1], self.norms, strict=True)):  # type: ignore[arg-type]
+        for i, (stage, norm) in enumerate(zip(self.stages[:-1], self.norms, strict=True)):
             features = stage(features)
             if str(i) in self.gates:
                 features = self.gates[str(i)](features, query)

@@ -14,6 +14,7 @@ from torch import nn
 from foveal.errors import UserError, unknown
 from foveal.recipe import check_options
 
+
 @dataclass(frozen=True)
 class _Model:
     build: Callable[..., nn.Module]

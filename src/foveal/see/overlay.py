@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (its usual name)
+from torch.nn import functional as F
 
 from foveal.errors import UserError, unknown
 

@@ -11,9 +11,9 @@ from foveal.see.svg import colour, finite, nice
 
 NAMES = {
     "accuracy": "Accuracy",
+    "weighted_average_precision": "Weighted average precision",
     "true_positive_strength": "True-positive strength",
     "true_positive_strength_last": "True-positive strength, last gate",
-    "weighted_average_precision": "Weighted average precision",
 }
 OF_THE_DATA = {"target_area"}  # metrics that describe the data, the same for every model
 
@@ -168,8 +168,8 @@ def _epochs(group: Group) -> str:
 def _progress(run: Run) -> str:
     if not run.epochs:
         return "0<small>so far</small>"
-    accuracy = run.epochs[-1].get("val/accuracy")
-    validation = f", validation {100 * accuracy:.1f} %" if finite(accuracy) else ""
+    score = next((v for k, v in run.epochs[-1].items() if k.startswith("val/") and k != "val/loss"), None)
+    validation = f", validation {100 * score:.1f} %" if finite(score) else ""
     return f"{len(run.epochs)}<small>so far{validation}</small>"
 
 

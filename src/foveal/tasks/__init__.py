@@ -1,6 +1,6 @@
 """One LightningModule per task, and everything around a run: folders, checkpoints, progress, resuming."""
 
 from foveal.tasks.refer import Refer
-from foveal.tasks.run import fit, test
+from foveal.tasks.run import evaluate, fit
 
-__all__ = ["Refer", "fit", "test"]
+__all__ = ["Refer", "evaluate", "fit"]

@@ -47,8 +47,9 @@ class LossGuard(L.Callback):
         for (step, batch, _), loss in zip(pending, torch.stack([p[2] for p in pending]).tolist(), strict=True):
             if not math.isfinite(loss):
                 raise DivergedError(
-                    f"the loss became {loss} at step {step} (epoch {trainer.current_epoch}, batch {batch}); the last finite "
-                    f"value was {self.last_finite:.4g}. The last checkpoint is from before that. Try a lower optim.lr or optim.clip"
+                    f"the loss became {loss} at step {step} (epoch {trainer.current_epoch}, batch {batch}); the last "
+                    f"finite value was {self.last_finite:.4g}. The last checkpoint is from before that. "
+                    "Try a lower optim.lr or optim.clip"
                 )
             self.last_finite = loss
             self.total, self.count = self.total + loss, self.count + 1
@@ -103,11 +104,12 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 class ProgressLine(L.Callback):
-    """One bar for the whole run: epoch, loss, score, samples a second, time left. Plain lines where there is no terminal."""
+    """One bar for the whole run: epoch, loss, score, samples a second, time left; plain lines without a terminal."""
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    def __init__(self, title: str, score: str = "val/accuracy") -> None:
+        self.title, self.score = title, score
         self.console = Console(stderr=True)
+        self.bar: Progress | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
@@ -145,7 +147,7 @@ class ProgressLine(L.Callback):
     def _said(self, trainer: L.Trainer) -> str:
         speed = self.steps * self.batch / max(1e-9, time.monotonic() - self.begin)
         known = trainer.callback_metrics
-        said = [f"{k.split('/')[-1]} {float(known[k]):.3f}" for k in ("train/loss", "val/accuracy") if k in known]
+        said = [f"{k.split('/')[-1]} {float(known[k]):.3f}" for k in ("train/loss", self.score) if k in known]
         return " · ".join([*said, f"{speed:,.0f}/s"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -162,7 +164,7 @@ class ProgressLine(L.Callback):
             )
 
     def _close(self) -> None:
-        if getattr(self, "bar", None) is not None:
+        if self.bar is not None:
             self.bar.stop()
             self.bar = None
 

@@ -1,6 +1,7 @@
 """The run folder: what lies where, written so that a crash or a full disk never destroys what was good.
 
-``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware, revision · ``metrics.jsonl`` one line an epoch ·
+``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware, revision · ``metrics.jsonl`` a line an epoch
+·
 ``last.ckpt``, ``best.ckpt`` checkpoints · ``weights.safetensors`` the best model, alone · ``result.json`` the test ·
 ``samples.safetensors`` test samples with their attention, for pictures.
 """
@@ -28,6 +29,11 @@ from torch import Tensor
 from foveal.errors import RunError
 from foveal.recipe import Recipe, load
 
+try:
+    import fcntl
+except ImportError:  # pragma: no cover (Windows: two processes in one folder are not noticed)
+    fcntl = None  # type: ignore[assignment]
+
 PACKAGES = ("foveal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "scikit-learn")
 
 
@@ -37,7 +43,7 @@ def writing(path: Path) -> Iterator[Path]:
     partial = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
         os.close(handle)
         partial = Path(name)
         partial.chmod(0o644)
@@ -150,17 +156,32 @@ def _revision() -> str | None:
         return None
 
 
-def open_run(recipe: Recipe, out: Path) -> Path:
-    """Make ``out`` the folder of a run of ``recipe``, or find an earlier run of the very same recipe in it."""
+@contextlib.contextmanager
+def open_run(recipe: Recipe, out: Path) -> Iterator[None]:
+    """Make ``out`` the folder of a run of ``recipe``, or find an earlier run of the very same recipe in it.
+
+    While the block runs, no other process can open the same folder. Files that a killed process left half written go.
+    """
     written = out / "recipe.yaml"
-    if written.exists():
-        before = load(written)
-        if before != recipe:
-            raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
-        return out
-    write_text(written, recipe.dump())
-    write_json(out / "environment.json", environment())
-    return out
+    if written.exists() and load(written) != recipe:
+        raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = open(out / "lock", "a")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise RunError(f"cannot write to the run folder {out}: {error.strerror}; choose another --out") from error
+    with lock:
+        try:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(f"another process is training in {out}; wait for it or choose another --out") from error
+        for partial in out.glob(".*.partial"):
+            partial.unlink(missing_ok=True)
+        if not written.exists():
+            write_text(written, recipe.dump())
+            write_json(out / "environment.json", environment())
+        yield
 
 
 def load_run(out: Path) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -15,6 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from foveal import measure
 from foveal.attention.record import watch
 from foveal.data import Source
+from foveal.errors import UserError
 from foveal.models import create_model
 from foveal.models.registry import accepts
 from foveal.recipe import Loss, Recipe
@@ -42,12 +44,35 @@ def answer_loss(logits: Tensor, label: Tensor, loss: Loss, multilabel: bool) -> 
     return F.cross_entropy(logits, label, label_smoothing=loss.label_smoothing)
 
 
-def build_model(recipe: Recipe, queries: int, classes: int) -> nn.Module:
-    """The recipe's model, sized for its data."""
-    options = {k: v for k, v in recipe.model.items() if k != "name"}
+def build_model(
+    recipe: Recipe, queries: int, classes: int, *, root: Path | None = None, trained: bool = False
+) -> nn.Module:
+    """The recipe's model, sized for its data.
+
+    Args:
+        recipe: names the model and its options.
+        queries: number of queries.
+        classes: number of answers.
+        root: folder of datasets, where ``model.checkpoint`` is looked for if it is not here.
+        trained: trained weights are loaded next, so ``model.checkpoint``, what training starts from, is not needed.
+    """
+    options = {k: v for k, v in recipe.model.items() if k != "name" and not (trained and k == "checkpoint")}
+    if isinstance(options.get("checkpoint"), str):
+        options["checkpoint"] = _checkpoint(options["checkpoint"], root)
     name = recipe.model["name"]
     sizes = {"queries": queries, "classes": classes, "image_size": recipe.data.get("canvas", 100)}
     return create_model(name, **{k: v for k, v in sizes.items() if accepts(name, k)} | options)
+
+
+def _checkpoint(name: str, root: Path | None) -> Path:
+    places = [Path(name).expanduser(), *([] if root is None else [root / name])]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UserError(
+        f"model.checkpoint: there is no file {' or '.join(map(str, places))}; put the pretrained weights there, or "
+        "start from random ones with model.checkpoint=null"
+    )
 
 
 class Refer(L.LightningModule):
@@ -56,23 +81,28 @@ class Refer(L.LightningModule):
     Args:
         recipe: the whole recipe.
         source: the dataset; batches hold image, query, label and, for test, mask and scale.
-        model: an already built model to use instead of the recipe's.
-    """
+        model: an already built model to use instead of the recipe's, with the prior it has.
 
-    score = "val/accuracy"  # what "best" means; higher is better
+    Attributes:
+        score: under which name the validation score is logged; higher is better, and the best epoch is tested.
+    """
 
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         super().__init__()
         self.recipe, self.source = recipe, source
-        self.model = model or build_model(recipe, len(source.queries), len(source.answers))
+        self.score = f"val/{'weighted_average_precision' if source.multilabel else 'accuracy'}"
+        if model is None:
+            sizes = len(source.queries), len(source.answers)
+            model = build_model(recipe, *sizes, root=getattr(source, "root", None))
+            if getattr(model, "prior", None) is not None and hasattr(source, "prior"):
+                model.set_prior(source.prior())  # type: ignore[operator]
+        self.model = model
         self.model.to(memory_format=torch.channels_last)  # several times faster with few channels, on CPU and GPU
-        if hasattr(self.model, "set_prior") and hasattr(source, "prior"):
-            self.model.set_prior(source.prior())
         classes = len(source.answers)
         self.val_loss = MeanMetric()
         self.val_score = self._score(classes)
         self.test_score = self._score(classes)
-        self.strength = nn.ModuleDict({k: measure.TruePositiveStrength() for k in ("product", "last", "area")})
+        self.strength, self.strength_last, self.area = (measure.TruePositiveStrength() for _ in range(3))
         self.pixel_pr = measure.AttentionPrecisionRecall(thresholds=101)
         self.by_scale = measure.ScaleAccuracy(edges=SCALE_EDGES)
         self.samples: dict[str, Tensor] = {}
@@ -122,8 +152,8 @@ class Refer(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Hand the scores to the callbacks."""
-        self.log("val/loss", self.val_loss.compute())
-        self.log(self.score, self.val_score.compute())
+        self.log("val/loss", self.val_loss.compute(), sync_dist=True)
+        self.log(self.score, self.val_score.compute(), sync_dist=True)
         self.val_loss.reset()
         self.val_score.reset()
 
@@ -132,13 +162,13 @@ class Refer(L.LightningModule):
         with watch(self.model) as seen:
             logits = self.model(pixels(batch["image"]), batch["query"]).float()
         self.test_score.update(logits, batch["label"])
-        size = batch["image"].shape[-2:]
+        size = (batch["image"].shape[-2], batch["image"].shape[-1])
         combined = measure.attention_map(seen, size)
         if "mask" in batch:
             mask = batch["mask"].bool()
-            self.strength["product"].update(combined, mask)
-            self.strength["last"].update(measure.attention_map(seen, size, gates="last"), mask)
-            self.strength["area"].update(torch.ones_like(combined), mask)
+            self.strength.update(combined, mask)
+            self.strength_last.update(measure.attention_map(seen, size, gates="last"), mask)
+            self.area.update(torch.ones_like(combined), mask)
             self.pixel_pr.update(combined, mask)
         if "scale" in batch:
             self.by_scale.update(logits.argmax(1) == batch["label"], batch["scale"])
@@ -148,7 +178,7 @@ class Refer(L.LightningModule):
     def _keep(self, batch: dict[str, Tensor], logits: Tensor, combined: Tensor, gates: dict[str, Tensor]) -> None:
         multilabel = self.source.multilabel
         probability = logits.sigmoid() if multilabel else logits.softmax(1)
-        kept = {k: batch[k] for k in ("image", "query", "label", "mask") if k in batch}
+        kept: dict[str, Tensor] = {k: batch[k] for k in ("image", "query", "label", "mask") if k in batch}
         kept |= {"probability": probability, "map": combined}
         kept["prediction"] = (probability > 0.5).long() if multilabel else probability.argmax(1)
         kept |= {f"gate.{i}": values for i, values in enumerate(gates.values())}
@@ -158,12 +188,11 @@ class Refer(L.LightningModule):
 
     def results(self) -> dict[str, Any]:
         """Everything measured in the test, as plain numbers; fractions throughout."""
-        name = "weighted_average_precision" if self.source.multilabel else "accuracy"
-        found: dict[str, Any] = {"metrics": {name: float(self.test_score.compute())}}
-        if self.strength["area"].update_called:
-            for key, metric in {"true_positive_strength": "product", "true_positive_strength_last": "last"}.items():
-                found["metrics"][key] = float(self.strength[metric].compute())  # type: ignore[operator]
-            found["metrics"]["target_area"] = float(self.strength["area"].compute())  # type: ignore[operator]
+        found: dict[str, Any] = {"metrics": {self.score.removeprefix("val/"): float(self.test_score.compute())}}
+        if self.area.update_called:
+            found["metrics"]["true_positive_strength"] = float(self.strength.compute())
+            found["metrics"]["true_positive_strength_last"] = float(self.strength_last.compute())
+            found["metrics"]["target_area"] = float(self.area.compute())  # what attention spread evenly would score
             precision, recall = self.pixel_pr.compute()
             found["pixel_pr"] = {"precision": precision.tolist(), "recall": recall.tolist()}
         if self.by_scale.update_called:

@@ -1,4 +1,4 @@
-"""Every cell of a paper's table, several seeds each, ours beside the published number. A finished cell is not run again."""
+"""Every cell of a paper's table, several seeds each, ours beside the published number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from foveal.tasks.folder import write_text
 from foveal.tasks.run import fit, read_result
 
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
-METRICS = ("accuracy", "true_positive_strength", "true_positive_strength_last")
+METRICS = ("accuracy", "weighted_average_precision", "true_positive_strength", "true_positive_strength_last")
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,17 @@ class _Bars:
                 self.bars[i] = self.progress.add_task(str(cell), total=cell.recipe.train.epochs, said="")
             if i in self.bars:
                 rows = read_journal(cell.out / "metrics.jsonl")
-                score = next((f"{v:.1%}" for k, v in rows[-1].items() if k == "val/accuracy"), "") if rows else ""
+                scores = {k: v for k, v in rows[-1].items() if k.startswith("val/") and k != "val/loss"} if rows else {}
+                score = next((f"{v:.1%}" for v in scores.values()), "")
                 self.progress.update(self.bars[i], completed=len(rows), said=score, visible=not cell.done)
 
 
 def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:
     m = result["metrics"]
+    names = [name for name in ("accuracy", "weighted_average_precision") if m.get(name) is not None]
+    score = " · ".join(f"{name.replace('_', ' ')} {m[name]:.2%}" for name in names)
     strength = f" · strength {m['true_positive_strength']:.1%}" if "true_positive_strength" in m else ""
-    return f"[{i}/{n}] {cell}: accuracy {m['accuracy']:.2%}{strength} · {result['epochs']} epochs · {result['seconds']:.0f} s"
+    return f"[{i}/{n}] {cell}: {score}{strength} · {result['epochs']} epochs · {result['seconds']:.0f} s"
 
 
 def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
 import signal
 import threading
 import warnings
@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 
 from foveal.data import Source, data_root, dataset
 from foveal.errors import InterruptedRunError, RunError, UserError
@@ -34,7 +35,7 @@ class Feed(L.LightningDataModule):
     def _loader(self, split: str, batch: int) -> Iterable[dict[str, torch.Tensor]]:
         t = self.trainer
         assert t is not None
-        where = {"rank": t.global_rank, "world": t.world_size, "device": t.strategy.root_device}
+        where: dict[str, Any] = {"rank": t.global_rank, "world": t.world_size, "device": t.strategy.root_device}
         return self.source.loader(split, batch, epoch=t.current_epoch, seed=self.recipe.seed, **where)
 
     def train_dataloader(self) -> Any:
@@ -135,23 +136,27 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
     task = Refer(recipe, source)
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-        open_run(recipe, out)
-    last = out / "last.ckpt"
     callbacks: list[L.Callback] = [LossGuard(), Journal(out / "metrics.jsonl")]
     if progress:
-        callbacks.append(ProgressLine(f"{source.name} {recipe.title}"))
+        callbacks.append(ProgressLine(f"{source.name} {recipe.title}", task.score))
     if recipe.train.patience is not None:
         callbacks.append(EarlyStopping(task.score, patience=recipe.train.patience, mode="max"))
-    best = {"dirpath": out, "enable_version_counter": False}
-    callbacks.append(ModelCheckpoint(filename="best", monitor=task.score, mode="max", save_weights_only=True, **best))
-    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **best))
+    where: dict[str, Any] = {"dirpath": out, "enable_version_counter": False}
+    callbacks.append(ModelCheckpoint(filename="best", monitor=task.score, mode="max", save_weights_only=True, **where))
+    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **where))
     trainer = _trainer(recipe, out, callbacks)
-    _run_to_end(trainer, task, Feed(source, recipe), last if last.exists() else None, out)
-    if trainer.is_global_zero:
-        _export(task, source, out)
-    trainer.strategy.barrier()
-    return _test(task, recipe, source, out)
+    with open_run(recipe, out) if not _follower() else contextlib.nullcontext():
+        last = out / "last.ckpt"
+        _run_to_end(trainer, task, Feed(source, recipe), last if last.exists() else None, out)
+        if trainer.is_global_zero:
+            _export(source, out)
+        trainer.strategy.barrier()
+        return _test(task, recipe, source, out)
+
+
+def _follower() -> bool:
+    """Whether another process started this one to train with it and does the writing."""
+    return getattr(rank_zero_only, "rank", 0) != 0
 
 
 def _run_to_end(trainer: L.Trainer, task: L.LightningModule, feed: Feed, resume: Path | None, out: Path) -> None:
@@ -168,7 +173,7 @@ def _run_to_end(trainer: L.Trainer, task: L.LightningModule, feed: Feed, resume:
         raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {out}") from stop
 
 
-def _export(task: Refer, source: Source, out: Path) -> None:
+def _export(source: Source, out: Path) -> None:
     """Write the best epoch's model alone, with the names it needs to be used without its data."""
     best = SafeCheckpointIO().load_checkpoint(out / "best.ckpt", "cpu")["state_dict"]
     weights = {k.removeprefix("model."): v for k, v in best.items() if k.startswith("model.")}
@@ -205,13 +210,13 @@ def _test(task: Refer, recipe: Recipe, source: Source, out: Path) -> dict[str, A
     return result
 
 
-def test(out: str | Path, *, data: str | Path | None = None) -> dict[str, Any]:
+def evaluate(out: str | Path, *, data: str | Path | None = None) -> dict[str, Any]:
     """Test the finished run in ``out`` again and rewrite its result."""
     _quiet()
     out = Path(out)
     recipe = load_run(out)
     source = build_source(recipe, data)
-    return _test(Refer(recipe, source), recipe, source, out)
+    return _test(Refer(recipe, source, load_model(out)[0]), recipe, source, out)
 
 
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -219,7 +224,7 @@ def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     out = Path(out)
     recipe = load_run(out)
     weights, about = read_tensors(out / "weights.safetensors")
-    model = build_model(recipe, len(about["queries"]), len(about["answers"]))
+    model = build_model(recipe, len(about["queries"]), len(about["answers"]), trained=True)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

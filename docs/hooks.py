@@ -1,0 +1,237 @@
+"""Fills the marked places of the pages with tables made from results, dataclasses and registries.
+
+MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML comment on a line of its own::
+
+    <!-- results:hattnet -->               tables of results/hattnet.csv
+    <!-- keys:foveal.recipe.Optim -->      keys of a dataclass, from its docstring
+    <!-- keys:data -->                     options of every dataset
+    <!-- datasets -->  <!-- models -->     what is registered
+
+``docs/tables.py`` writes the same results into README.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+MARKER = re.compile(r"^<!-- (results|keys|datasets|models)(?::([\w.]+))? -->$", re.MULTILINE)
+
+TABLES = {  # the tables that are expected, whatever the file holds
+    "hattnet": {
+        "hattnet/table1": "the authors' data sizes, optimiser and schedule",
+        "hattnet/table1-ours": "the same networks with more data and our schedule",
+    }
+}
+METRICS = {
+    "accuracy": "Accuracy",
+    "true_positive_strength": "True-positive strength, product of all gates",
+    "true_positive_strength_last": "True-positive strength, last gate alone",
+}
+MODELS = ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX")
+DATASETS = ("MREF", "MDIST", "MBG")
+MISSING = "not measured yet"
+
+Row = dict[str, str]
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace every marker of a page (called by MkDocs)."""
+    return MARKER.sub(lambda found: fill(found[1], found[2]), markdown)
+
+
+def fill(kind: str, what: str | None) -> str:
+    """What stands in the place of one marker."""
+    if kind == "results":
+        return results(what or "")
+    if kind == "keys":
+        return data_keys() if what == "data" else keys(_named(what or ""))
+    return datasets() if kind == "datasets" else models()
+
+
+# Results ------------------------------------------------------------------
+
+
+def results(paper: str, folder: Path = RESULTS) -> str:
+    """Tables of ``results/PAPER.csv`` in Markdown, one a table and metric."""
+    rows, about = read(folder / f"{paper}.csv"), TABLES[paper]
+    if not rows:
+        commands = "\n".join(f"    foveal reproduce {table} --seeds 3 --csv results/{paper}.csv" for table in about)
+        return f"Not measured yet. These commands make the numbers:\n\n{commands}"
+    blocks = [
+        "In percent: ours, mean ± standard deviation over training seeds, then the published number in brackets. "
+        f"Made from `results/{paper}.csv`."
+    ]
+    for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
+        here = [row for row in rows if row["table"] == table]
+        said = f"`{table}`: {about[table]}" if table in about else f"`{table}`"
+        expected = METRICS if table in about else ()
+        for metric in dict.fromkeys([*expected, *(row["metric"] for row in here)]):
+            title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
+            blocks.append(block(title, [row for row in here if row["metric"] == metric], table in about))
+    return "\n\n".join(blocks)
+
+
+def read(path: Path) -> list[Row]:
+    """Rows of a results file; none if there is no file."""
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def block(title: str, rows: list[Row], known: bool) -> str:
+    """One table: models down, datasets across; a known one shows all of the paper's, measured or not."""
+    if not rows:
+        return f"{title}: {MISSING}."
+    found = {(row["model"], row["dataset"]): row for row in rows}
+    models = dict.fromkeys([*(MODELS if known else ()), *(model for model, _ in found)])
+    columns = dict.fromkeys([*(DATASETS if known else ()), *(dataset for _, dataset in found)])
+    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for model in models:
+        cells = [cell(found.get((model, dataset))) for dataset in columns]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n\n".join([title, "\n".join(lines), conditions(rows)])
+
+
+def cell(row: Row | None) -> str:
+    r"""``ours ± spread (published)`` in percent; a star marks the embedded stand-in.
+
+    >>> cell({"mean": "0.9812", "std": "0.001", "published": "0.9851", "embedded": "False"})
+    '98.12 ± 0.10 (98.51)'
+    >>> cell({"mean": "0.5", "std": "", "published": "", "embedded": "True"})
+    '50.00\\*'
+    """
+    if row is None:
+        return MISSING
+    ours = _percent(row["mean"]) + (f" ± {_percent(row['std'])}" if row["std"] else "")
+    star = r"\*" if row["embedded"] == "True" else ""
+    return f"{ours}{star} ({_percent(row['published'])})" if row["published"] else f"{ours}{star}"
+
+
+def conditions(rows: list[Row]) -> str:
+    """How the numbers of one table were made."""
+    counts = sorted({int(row["seeds"]) for row in rows})
+    seeds = f"{counts[0]} seed{'s' * (counts[-1] > 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
+    precision = ", ".join(sorted({row["precision"] for row in rows}))
+    hardware = "; ".join(sorted({row["hardware"] for row in rows}))
+    embedded = any(row["embedded"] == "True" for row in rows)
+    stand_in = " \\* on the embedded stand-in data, not the paper's: do not compare." if embedded else ""
+    return f"{seeds.capitalize()}; precision {precision}; {hardware}.{stand_in}"
+
+
+def _percent(fraction: str) -> str:
+    return f"{100 * float(fraction):.2f}"
+
+
+# Keys, datasets and models ------------------------------------------------
+
+
+def keys(kind: type) -> str:
+    """Keys of a dataclass with their types, defaults and the words of its docstring."""
+    said, hints = attributes(inspect.getdoc(kind) or ""), get_type_hints(kind)
+    lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
+    for field in dataclasses.fields(kind):
+        meaning = _meaning(field.name, said, hints[field.name])
+        lines.append(f"| `{field.name}` | {_type(str(field.type))} | {_default(field)} | {meaning} |")
+    return "\n".join(lines)
+
+
+def _meaning(name: str, said: dict[str, str], hint: Any) -> str:
+    """What the docstring says of a key; else which key explains it, or the first line of the section it names."""
+    if name in said:
+        return said[name]
+    if other := next((key for key, text in said.items() if f"`{name}`" in text), None):
+        return f"see `{other}`"
+    section = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+    return (inspect.getdoc(section) or "").split("\n")[0] if section else ""
+
+
+def attributes(docstring: str) -> dict[str, str]:
+    """The entries below ``Attributes:`` of a Google docstring; ``a, b: words`` counts for a and for b.
+
+    >>> attributes('''Words.
+    ...
+    ... Attributes:
+    ...     lr: the rate,
+    ...         at most.
+    ...     a, b: both.
+    ... ''')
+    {'lr': 'the rate, at most.', 'a': 'both.', 'b': 'both.'}
+    """
+    _, _, body = docstring.partition("Attributes:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in body.splitlines():
+        if not line.startswith(" "):
+            break
+        entry = re.match(r"    ([\w, ]+): (.*)", line)
+        if entry:
+            names = [name.strip() for name in entry[1].split(",")]
+            found |= dict.fromkeys(names, entry[2].strip())
+        else:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+    return {name: text.replace("``", "`").replace("|", r"\|") for name, text in found.items()}
+
+
+def _type(hint: str) -> str:
+    """A type hint in the words of YAML.
+
+    >>> _type('Literal["a", "b"]'), _type("tuple[int, int] | None"), _type("Optim")
+    ('`a`, `b`', '[int, int] or null', 'section')
+    """
+    if hint.startswith("Literal["):
+        return ", ".join(f"`{value}`" for value in re.findall(r"""["']([^"']+)["']""", hint))
+    hint = re.sub(r"tuple(\[.*?\])", r"\1", hint).replace(" | None", " or null")
+    return "section" if re.match(r"[A-Z]|dict", hint) else hint.replace("|", r"\|")
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return ""
+    if isinstance(field.default, str) and not field.default:
+        return ""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    yaml = {None: "null", True: "true", False: "false"}
+    return f"`{yaml[value] if value is None or isinstance(value, bool) else value}`"
+
+
+def _named(name: str) -> type:
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def data_keys() -> str:
+    """The options of all datasets; those that share a dataclass share a table."""
+    from foveal.data import datasets as registered
+
+    by_options: dict[type, list[str]] = {}
+    for name, entry in registered().items():
+        by_options.setdefault(entry.options, []).append(f"`{name}`")
+    return "\n\n".join(f"For {', '.join(names)}:\n\n{keys(kind)}" for kind, names in by_options.items())
+
+
+def datasets() -> str:
+    """All datasets with the files they expect."""
+    from foveal.data import datasets as registered
+
+    lines = ["| name | what it asks | files below the data folder |", "|---|---|---|"]
+    for name, entry in registered().items():
+        files = ", ".join(f"`{path}`" for path in entry.expected)
+        lines.append(f"| `{name}` | {entry.summary} | {files} |")
+    return "\n".join(lines)
+
+
+def models() -> str:
+    """All models with their first line."""
+    from foveal.models import list_models
+    from foveal.models.registry import summary
+
+    return "\n".join(["| name | what it is |", "|---|---|", *(f"| `{n}` | {summary(n)} |" for n in list_models())])

@@ -1,0 +1,165 @@
+"""Visual Genome's attribute prediction as a dataset of recipes (spec section 8): name a class, predict its attributes.
+
+Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), section 4.2. The files are read by
+:mod:`foveal.data.visual_genome`; ``source: embedded`` puts generated shapes in their place, which need no download.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from foveal.data._visual_genome import SITE
+from foveal.data.registry import Entry, register_data
+from foveal.data.shapes import Shapes
+from foveal.data.visual_genome import SPLITS, VisualGenomeAttributes
+from foveal.errors import DataError, UserError, unknown
+
+
+@dataclass(frozen=True)
+class VisualGenomeOptions:
+    """The ``data`` section of a recipe.
+
+    Attributes:
+        source: ``real`` for the official files, ``embedded`` for generated coloured shapes.
+        folder: folder with the official files, below the data folder or absolute.
+        image_size: side of the images after resizing.
+        min_count: classes that appear this often or less are dropped; embedded data keeps all of its few.
+        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        sizes: number of train, val and test images, or null for the paper's 25,393 : 10,000 : 10,000 of all there are.
+        workers: processes that read images, in each training process; 0 to read in the training process itself.
+    """
+
+    source: Literal["real", "embedded"] = "real"
+    folder: str = "visual_genome"
+    image_size: int = 224
+    min_count: int = 100
+    seed: int = 0
+    sizes: tuple[int, int, int] | None = None
+    workers: int = 2
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Which samples are in each batch of one epoch and process.
+
+    Args:
+        count: how many samples there are.
+        batch: samples a batch and process.
+        shuffle: seed of this epoch's order, whose incomplete last batch is dropped; None for the order of the samples,
+            each of them exactly once.
+        rank, world: this process and the number of processes. Process r takes the r-th piece of every global batch, so
+            that ``world`` processes see at each step what one process with a ``world`` times larger batch would see.
+
+    >>> [list(EpochBatches(7, 2, rank=rank, world=2)) for rank in range(2)]
+    [[[0, 1], [4, 5]], [[2, 3], [6]]]
+    """
+
+    def __init__(self, count: int, batch: int, shuffle: int | None = None, rank: int = 0, world: int = 1) -> None:
+        self.count, self.batch, self.shuffle, self.rank, self.world = count, batch, shuffle, rank, world
+        if shuffle is not None and count < batch * world:
+            raise UserError(f"{count} training samples do not fill one batch of {batch} × {world} process(es)")
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.count, self.batch * self.world)
+        return whole + (self.shuffle is None and rest > self.rank * self.batch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.arange(self.count)
+        if self.shuffle is not None:
+            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.shuffle))
+        for step in range(len(self)):
+            begin = (step * self.world + self.rank) * self.batch
+            yield order[begin : begin + self.batch].tolist()
+
+
+class Batches(DataLoader[dict[str, Any]]):
+    """A DataLoader whose workers report a damaged image in one line, not in a traceback of their own."""
+
+    def __iter__(self) -> Any:
+        try:
+            yield from super().__iter__()
+        except DataError as error:
+            raise DataError(str(error).strip().split("\n")[-1].removeprefix("foveal.errors.DataError: ")) from error
+
+
+class VisualGenomeData:
+    """Attribute prediction on Visual Genome or on its embedded stand-in, ready to be trained on."""
+
+    multilabel = True
+
+    def __init__(self, options: VisualGenomeOptions, root: Path | None) -> None:
+        self.name, self.options, self.root = "visual-genome", options, root
+        self.embedded = options.source == "embedded"
+        if options.workers < 0:
+            raise UserError(f"data.workers={options.workers}: expected 0 or more")
+        if not self.embedded and root is None and not Path(options.folder).is_absolute():
+            raise DataError(
+                f"visual-genome needs the official files: set FOVEAL_DATA (or --data) to a folder that holds "
+                f"{options.folder}/, or use data.source=embedded for generated shapes"
+            )
+        kind = Shapes if self.embedded else VisualGenomeAttributes
+        folder = (root or Path()) / options.folder
+        settings = (options.image_size, options.min_count, options.seed, options.sizes)
+        self.splits = {split: kind(folder, split, *settings) for split in SPLITS}  # what is missing stops here
+        self.queries, self.answers = self.splits["train"].queries, self.splits["train"].answers
+
+    def describe(self) -> str:
+        """One line on what the data is."""
+        what = "generated coloured shapes (embedded stand-in for Visual Genome)" if self.embedded else "Visual Genome"
+        images = " + ".join(f"{len(split.image_sizes):,}" for split in self.splits.values())
+        classes = f"{len(self.queries)} object classes, {len(self.answers)} attributes"
+        side = self.options.image_size
+        return f"{what}, {classes}, {images} images for training, validation and test, {side}×{side}"
+
+    def prior(self) -> Tensor:
+        """Log-odds of every attribute given the object class in the training split, (queries, answers)."""
+        return self.splits["train"].prior()
+
+    def loader(
+        self,
+        split: str,
+        batch: int,
+        *,
+        epoch: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device,
+    ) -> Batches:
+        """Batches of ``split`` for one epoch, in pinned memory if they go to a GPU.
+
+        They hold image uint8 (N, 3, S, S), query (N,), label (N, K) of 0 and 1, mask bool (N, S, S) and index (N,).
+        """
+        if split not in self.splits:
+            raise unknown("split", split, self.splits)
+        data = self.splits[split]
+        shuffle = seed * 100_003 + epoch if split == "train" else None
+        return Batches(
+            data,
+            batch_sampler=EpochBatches(len(data), batch, shuffle, rank, world),
+            num_workers=self.options.workers,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # of the workers' seeds; the training's own numbers stay as they are
+        )
+
+
+register_data(
+    Entry(
+        "visual-genome",
+        "attributes of the asked-for object class in a photograph",
+        VisualGenomeOptions,
+        VisualGenomeData,
+        expected=tuple(
+            f"visual_genome/{name}" for name in ("attributes.json", "image_data.json", "VG_100K", "VG_100K_2")
+        ),
+        how=f"attributes.json.zip, image_data.json.zip, images.zip and images2.zip from {SITE}, unpacked in "
+        "visual_genome/; the recipes start from VGG-16 weights, vgg16-397923af.pth from "
+        "https://download.pytorch.org/models/, beside that folder",
+    )
+)

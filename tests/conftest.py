@@ -1,0 +1,30 @@
+"""Settings of the whole test run."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "tasks"))  # helpers shared by tests of runs, also in child processes
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain nothing from threads
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """Tests neither use nor fill the user's cache."""
+    os.environ["FOVEAL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def real_data():
+    """The folder of real datasets, or skip."""
+    folder = os.environ.get("FOVEAL_DATA")
+    if not folder:
+        pytest.skip("real data: set FOVEAL_DATA to a folder with the official files")
+    return Path(folder)

@@ -1,0 +1,242 @@
+"""The documents say what is true: examples run, commands exist, links lead somewhere, tables are the file's."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+SPEAKING = [page for page in PAGES if "/api/" not in page.as_posix()]
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def load(script: str):
+    """A module of docs/, which is not a package."""
+    if script not in sys.modules:
+        spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
+        sys.modules[script] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[script])
+    return sys.modules[script]
+
+
+hooks, tables = load("hooks"), load("tables")
+
+
+# Examples -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FOVEAL_DATA", raising=False)
+    text = page.read_text(encoding="utf-8")
+    namespace = {"__name__": "example"}
+    for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        lines_before = text[: found.start(1)].count("\n")
+        exec(compile("\n" * lines_before + found[1], name(page), "exec"), namespace)
+
+
+def test_readme_shows_every_verb_of_today() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    for word, block in zip(("ProgressiveGate", "foveal.measure.", "foveal.see.", "fit("), blocks, strict=True):
+        assert word in block
+        assert block.count("\n") <= 32
+
+
+# Commands -----------------------------------------------------------------
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    from foveal.cli import app
+
+    return typer.main.get_command(app).commands
+
+
+def said(page: Path) -> list[list[str]]:
+    """The words of every foveal command in inline code and indented blocks."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    inline = re.findall(r"`(?:uv run )?(foveal [^`\n]+)`", text)
+    blocks = re.findall(r"^    (?:uv run )?(foveal .+)$", text, re.MULTILINE)
+    return [shlex.split(command, comments=True) for command in inline + blocks]
+
+
+@pytest.mark.parametrize("page", SPEAKING, ids=name)
+def test_commands_exist(page: Path) -> None:
+    from foveal.recipe import available
+    from foveal.recipe import load as recipe
+
+    known, published = commands(), [recipe(name).published for name in available()]
+    for _, command, *words in said(page):
+        assert command in known, f"foveal {command}"
+        options = {option for parameter in known[command].params for option in parameter.opts}
+        for word in words:
+            assert not word.startswith("--") or word in options, f"foveal {command} {word}"
+        if command == "train" and re.match(r"(demo|hattnet)/", words[0]):
+            assert words[0] in available()
+        if command == "reproduce" and words:
+            assert words[0] in {cell.table for cell in published if cell is not None}
+
+
+def test_readme_names_every_command() -> None:
+    assert {command for _, command, *_ in said(ROOT / "README.md")} == set(commands())
+
+
+def fits(base: str, changes: list[str]) -> bool:
+    """Whether the recipe ``base`` takes these changes."""
+    from foveal.data import dataset
+    from foveal.errors import UserError
+    from foveal.models.registry import accepts
+    from foveal.recipe import load, parse
+
+    try:
+        recipe = load(base, changes)
+        options = {key: value for key, value in recipe.data.items() if key != "name"}
+        parse(dataset(recipe.data["name"]).options, options, "data")
+    except UserError:
+        return False
+    return all(accepts(recipe.model["name"], key) for key in recipe.model if key != "name")
+
+
+def test_overrides_are_real() -> None:
+    """Every ``key=value`` in a command fits the recipe it changes, every other one some recipe."""
+    from foveal.recipe import available
+
+    override = re.compile(r"(?:train|optim|loss|data|model)\.\w+=\S+")
+    seen = 0
+    for page in SPEAKING:
+        for text in [*re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")), *map(" ".join, said(page))]:
+            if changes := override.findall(text):
+                named = [word for word in text.split() if word in available()]
+                assert any(fits(base, changes) for base in named or ("demo/hattnet-ctx", "hattnet/vg-soft")), text
+                seen += len(changes)
+    assert seen > 10
+
+
+# Links --------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower()) for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in ROOT.glob("docs/**/*.md"):
+        assert page.relative_to(ROOT / "docs").as_posix() in navigation
+
+
+# Tables -------------------------------------------------------------------
+
+HEADER = (
+    "table,recipe,model,dataset,metric,published,mean,std,difference,seeds,values,parameters,epochs,seconds,precision,"
+    "embedded,hardware"
+)
+CTX = (
+    "hattnet/table1,hattnet/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,0.9851,0.98,0.0012,-0.0051,3,0.98,59273,100,60,32,"
+    "False,some GPU"
+)
+
+
+def write(folder: Path, *rows: str) -> Path:
+    (folder / "hattnet.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
+    return folder
+
+
+def test_readme_holds_what_the_script_would_write() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "<!-- results:hattnet -->" in text
+    assert tables.rewritten(text) == text, "run: uv run python docs/tables.py"
+
+
+def test_script_replaces_only_the_block(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results:hattnet -->\nold\n<!-- /results -->\nafter\n", encoding="utf-8")
+    tables.main(readme)
+    text = readme.read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- results:hattnet -->")
+    assert text.endswith("<!-- /results -->\nafter\n")
+    assert "old" not in text
+    tables.main(readme)
+    assert readme.read_text(encoding="utf-8") == text
+
+
+def test_no_file_is_not_measured_yet(tmp_path: Path) -> None:
+    assert hooks.results("hattnet", tmp_path).startswith("Not measured yet")
+
+
+def test_table_has_models_down_and_datasets_across(tmp_path: Path) -> None:
+    found = hooks.results("hattnet", write(tmp_path, CTX))
+    lines = found.splitlines()
+    assert lines.count("| | MREF | MDIST | MBG |") == 1  # the other five tables have no row
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ") and "MREF" not in line]
+    assert rows == ["STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"]
+    assert "| HAttNet-CTX | 98.00 ± 0.12 (98.51) | not measured yet | not measured yet |" in lines
+    assert found.count("not measured yet.") == 5
+    assert "3 seeds; precision 32; some GPU." in found
+
+
+def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
+    row = CTX.replace("0.9851,0.98,0.0012,-0.0051,3", ",0.5,,,1").replace("False", "True")
+    found = hooks.results("hattnet", write(tmp_path, row.replace("accuracy", "true_positive_strength_last")))
+    assert r"| HAttNet-CTX | 50.00\* |" in found
+    assert "1 seed; precision 32" in found
+    assert "stand-in" in found
+
+
+def test_tables_and_metrics_that_are_not_expected_are_shown_too(tmp_path: Path) -> None:
+    row = CTX.replace("table1", "table9").replace("MREF", "VG").replace("accuracy", "weighted_average_precision")
+    found = hooks.results("hattnet", write(tmp_path, row))
+    assert "**Weighted average precision** (`hattnet/table9`)" in found
+    assert "| | VG |" in found
+
+
+def test_columns_are_those_that_reproduce_writes() -> None:
+    """Read off the source, because importing it takes longer than all other tests here."""
+    source = (ROOT / "src/foveal/tasks/reproduce.py").read_text(encoding="utf-8")
+    literals = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict)]
+    written = [[key.value for key in node.keys if isinstance(key, ast.Constant)] for node in literals]
+    assert HEADER.split(",") in written
+
+
+# Keys ---------------------------------------------------------------------
+
+
+def test_markers_of_all_pages_are_filled() -> None:
+    for page in ROOT.glob("docs/**/*.md"):
+        filled = hooks.on_page_markdown(page.read_text(encoding="utf-8"))
+        assert not re.search(r"<!-- (results|keys|datasets|models)", filled), name(page)
+
+
+def test_every_key_of_a_recipe_is_explained() -> None:
+    from foveal.recipe import Loss, Optim, Recipe, Train
+
+    for kind in (Recipe, Optim, Train, Loss):
+        for line in hooks.keys(kind).splitlines()[2:]:
+            assert line.split("|")[-2].strip(), f"{kind.__name__}: {line}"

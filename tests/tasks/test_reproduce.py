@@ -1,0 +1,84 @@
+import csv
+import json
+
+import pytest
+from tiny import write_recipe
+
+from foveal.errors import UnknownNameError
+from foveal.recipe import Published, load
+from foveal.tasks import reproduce
+from foveal.tasks.reproduce import Cell, cells, run_all, summarise, tables, write_csv
+
+
+def tiny_cells(folder, seeds=2):
+    made = []
+    for seed in range(seeds):
+        recipe = load(write_recipe(folder), ["train.epochs=1", f"seed={seed}"])
+        recipe.published = Published(table="t", row="R", column="C", accuracy=0.5)
+        made.append(Cell(recipe, folder / f"seed{seed}"))
+    return made
+
+
+def test_table1_has_all_fifteen_cells_with_the_published_numbers():
+    found = {(r.title, r.data["name"]): r.published for r in map(load, tables()["hattnet/table1"])}
+    assert len(found) == 15
+    assert found["HAttNet-CTX", "mbg"].accuracy == 0.8101
+    assert found["HAttNet-CTX", "mref"].true_positive_strength == 0.2259
+    assert found["STN", "mdist"].accuracy == 0.3832
+    assert found["STN", "mdist"].true_positive_strength is None
+    ours = {(r.title, r.data["name"]): r.published.accuracy for r in map(load, tables()["hattnet/table1-ours"])}
+    assert ours == {k: v.accuracy for k, v in found.items()}
+
+
+def test_unknown_table(tmp_path):
+    with pytest.raises(UnknownNameError, match="did you mean 'hattnet/table1"):
+        cells("hattnet/table", 1, tmp_path)
+
+
+def test_every_run_has_its_own_folder(tmp_path):
+    made = cells("hattnet/table1", 3, tmp_path)
+    assert len({c.out for c in made}) == len(made) == 45
+
+
+def test_finished_cells_are_not_run_again(tmp_path):
+    todo = tiny_cells(tmp_path)
+    said = []
+    assert run_all(todo, say=said.append) == []
+    assert len(said) == 2
+    said.clear()
+    assert run_all(todo, say=said.append) == []
+    assert said == []
+
+
+def test_side_by_side_and_a_failing_cell(tmp_path):
+    todo = tiny_cells(tmp_path)
+    bad = load(write_recipe(tmp_path), ["data.triples=[10, 5, 5]"])  # less than one batch
+    failures = run_all([*todo, Cell(bad, tmp_path / "bad")], jobs=2, say=lambda line: None)
+    assert len(failures) == 1
+    assert "do not fill one batch" in failures[0]
+    assert all(cell.done for cell in todo)
+
+
+def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
+    todo = tiny_cells(tmp_path, 3)
+    for cell, accuracy in zip(todo, (0.5, 0.6, 0.7), strict=True):
+        cell.out.mkdir()
+        metrics = {"accuracy": accuracy, "true_positive_strength": 0.1}
+        result = {"metrics": metrics, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": True}
+        (cell.out / "result.json").write_text(json.dumps(result))
+        (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
+    rows = summarise(todo)
+    first = rows[0]
+    assert first["metric"] == "accuracy"
+    assert first["mean"] == pytest.approx(0.6)
+    assert first["std"] == pytest.approx(0.1)
+    assert first["difference"] == pytest.approx(0.1)
+    assert first["seeds"] == 3
+    assert reproduce.spread(first) == "60.00 ± 10.00"
+    assert rows[1]["published"] == ""
+    path = tmp_path / "x.csv"
+    write_csv(path, rows)
+    write_csv(path, [{**row, "table": "other"} for row in rows])
+    write_csv(path, rows)  # replaces its own rows, keeps the others
+    with open(path, newline="") as file:
+        assert sorted(row["table"] for row in csv.DictReader(file)) == ["other", "other", "t", "t"]

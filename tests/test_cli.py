@@ -1,0 +1,148 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from tiny import write_recipe
+
+from foveal import cli
+from foveal.recipe import load
+from foveal.tasks import fit
+
+
+def call(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
+    """Run the command line in this process; exit status, what it printed and what it complained."""
+    monkeypatch.setattr(sys, "argv", ["foveal", *map(str, words)])
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    fit(load(write_recipe(folder)), folder / "run", progress=False)
+    return folder / "run"
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; sys.argv = ['foveal', '--help']\nfrom foveal.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    code += "bad = {'torch', 'lightning', 'torchvision', 'matplotlib', 'timm', 'numpy'} & set(sys.modules)\nassert not bad, bad"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for command in ("demo", "list", "train", "test", "predict", "see", "reproduce", "data", "bench"):
+        assert command in ran.stdout
+
+
+def test_list(monkeypatch, capsys):
+    status, out, _ = call(monkeypatch, capsys, "list")
+    assert status == 0
+    for name in ("hattnet/mref-hattnet-ctx", "hattnet/table1", "hattnet_ctx", "mdist"):
+        assert name in out
+    status, _, err = call(monkeypatch, capsys, "list", "modles")
+    assert (status, "did you mean 'models'" in err) == (2, True)
+
+
+def test_train_test_see(monkeypatch, capsys, tmp_path):
+    out = tmp_path / "a run"
+    status, said, _ = call(monkeypatch, capsys, "train", write_recipe(tmp_path), "train.epochs=1", "--out", out)
+    assert status == 0
+    assert "accuracy" in said
+    status, again, _ = call(monkeypatch, capsys, "train", out)
+    assert status == 0
+    assert "finished already" in again
+    status, tested, _ = call(monkeypatch, capsys, "test", out)
+    assert status == 0
+    assert "true_positive_strength" in tested
+    status, seen, _ = call(monkeypatch, capsys, "see", out)
+    assert status == 0
+    assert "report.html" in seen
+    assert "<html" in (out / "report.html").read_text()[:200]
+
+
+def test_predict(monkeypatch, capsys, run, tmp_path):
+    image = tmp_path / "scene.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 60, 3), dtype=np.uint8)).save(image)
+    picture = tmp_path / "out.png"
+    status, out, _ = call(monkeypatch, capsys, "predict", run, image, "7", "--out", picture)
+    assert status == 0
+    assert any(colour in out for colour in ("green", "yellow", "white", "red", "blue"))
+    assert Image.open(picture).size[0] > 300
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "hattnet/mref-sfot"], "unknown recipe 'hattnet/mref-sfot'; did you mean 'hattnet/mref-soft'"),
+        (["train", "hattnet/mref-soft", "train.epoch=3"], "did you mean 'epochs'"),
+        (["train", "hattnet/mref-soft", "nonsense"], "expected key=value"),
+        (["train", "nowhere.yaml"], "no such recipe file"),
+        (["test", "nowhere"], "not a run folder"),
+        (["see", "nowhere"], "nowhere"),
+        (["data", "mreff"], "did you mean 'mref'"),
+        (["reproduce", "hattnet/table9"], "unknown table 'hattnet/table9'"),
+        (["reproduce", "hattnet/table1", "--seeds", "0"], "expected at least one"),
+        (["bench", "referense"], "did you mean 'reference'"),
+        (["data", "--data", "/nowhere/at/all"], "does not exist"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(monkeypatch, capsys, words, said):
+    status, _, err = call(monkeypatch, capsys, *words)
+    assert status == 2
+    assert said in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("image", "query", "said"),
+    [
+        ("missing.png", "3", "no such image file"),
+        ("broken.jpg", "3", "cannot be read as an image"),
+        ("empty.png", "3", "cannot be read as an image"),
+        ("good.png", "11", "unknown query '11'"),
+        ("good.png", "three", "unknown query 'three'; known: 0, 1, 2"),
+    ],
+)
+def test_predict_mistakes(monkeypatch, capsys, run, tmp_path, image, query, said):
+    Image.new("RGB", (40, 40)).save(tmp_path / "good.png")
+    Image.new("RGB", (400, 400)).save(tmp_path / "whole.jpg")
+    (tmp_path / "broken.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:200])
+    (tmp_path / "empty.png").write_bytes(b"")
+    status, _, err = call(monkeypatch, capsys, "predict", run, tmp_path / image, query, "--out", tmp_path / "x.png")
+    assert status == 2
+    assert said in err
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_unfinished_run(monkeypatch, capsys, run, tmp_path):
+    (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    status, _, err = call(monkeypatch, capsys, "test", tmp_path)
+    assert status == 2
+    assert "is the run finished?" in err
+
+
+def test_weights_that_do_not_fit(monkeypatch, capsys, run, tmp_path):
+    for name in ("recipe.yaml", "weights.safetensors"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    recipe = (tmp_path / "recipe.yaml").read_text()
+    (tmp_path / "recipe.yaml").write_text(recipe.replace("channels: 4", "channels: 5"))
+    Image.new("RGB", (40, 40)).save(tmp_path / "x.png")
+    status, _, err = call(monkeypatch, capsys, "predict", tmp_path, tmp_path / "x.png", "1")
+    assert status == 2
+    assert "does not fit" in err
+
+
+def test_data_says_what_is_missing(monkeypatch, capsys, tmp_path):
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"")
+    status, out, _ = call(monkeypatch, capsys, "data", "mref", "--data", tmp_path)
+    assert status == 0
+    assert "missing" in out
+    assert "✓ mnist/train-images-idx3-ubyte*" in out
+    assert "– mnist/t10k-images-idx3-ubyte*" in out

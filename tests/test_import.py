@@ -1,0 +1,48 @@
+import subprocess
+import sys
+
+import pytest
+
+import foveal
+
+HEAVY = ("torch", "lightning", "torchvision", "matplotlib", "timm", "sklearn", "numpy")
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_importing_is_cheap():
+    code = f"import sys, foveal; print([name for name in {HEAVY} if name in sys.modules])"
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_names_are_loaded_when_first_used():
+    code = (
+        "import sys, foveal\n"
+        "print(foveal.attention.__name__, 'torch' in sys.modules)\n"
+        "print(foveal.watch is foveal.attention.watch, foveal.create_model is foveal.models.create_model)\n"
+        "print('lightning' in sys.modules, 'matplotlib' in sys.modules)\n"
+    )
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == ["foveal.attention True", "True True", "False False"]
+
+
+@pytest.mark.parametrize("name", foveal.__all__)
+def test_every_public_name_is_there(name):
+    found = getattr(foveal, name)
+    assert found is getattr(foveal, name)
+    assert name in dir(foveal)
+
+
+def test_an_unknown_name():
+    with pytest.raises(AttributeError, match="module 'foveal' has no attribute 'atention'"):
+        foveal.atention  # noqa: B018
+    assert not hasattr(foveal, "Attends")
+
+
+def test_the_version_is_a_number():
+    assert all(part.isdigit() for part in foveal.__version__.split("."))
