@@ -21,7 +21,7 @@ LITERAL = re.compile(r"::$", re.MULTILINE)
 def markdown(text: str) -> str:
     """Rewrite one docstring.
 
-    >>> print(markdown("See :func:`foveal.watch` (spec section 9)::"))
+    >>> print(markdown("See :func:`foveal.watch`::"))
     See `foveal.watch`:
     """
     text = SECTION.sub("", text)

@@ -128,17 +128,17 @@ def train(
 
     result = fit(plan, out, data=data)
     if finished:
-        console.print(f"{out} is finished already; its result:")
+        console.print(f"{out} is finished already; its result:", soft_wrap=True, highlight=False, markup=False)
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         _show_result(result, out)
 
 
 @app.command("test")
-def test_(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
+def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
     """Test a finished run again."""
-    from foveal.tasks.run import evaluate
+    from foveal.tasks import run as runs
 
-    _show_result(evaluate(run, data=data), run)
+    _show_result(runs.evaluate(run, data=data), run)
 
 
 @app.command()
@@ -285,7 +285,7 @@ def _stop(message: str, status: int) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line: a user's error is one line and status 2; an interrupted run says how to go on, status 130."""
+    """Run the command line: a user's mistake is one line and status 2, an interrupted run says how to go on."""
     try:
         app()
     except InterruptedRunError as error:

@@ -27,7 +27,7 @@ def inputs(n=3, channels=4, size=(6, 9), dtype=torch.float32, seed=1):
 
 
 def slow_scores(gate, features, query):
-    """Spec section 4, one position at a time."""
+    """The equation, one position at a time."""
     weight, k = gate.features.weight, gate.features.kernel_size[0]
     n, _, height, width = features.shape
     scores = features.new_zeros(n, height, width)
@@ -103,7 +103,7 @@ def test_ranges(size):
 
 
 def test_inner_gates_are_independent_sigmoids():
-    """Trap 1: a softmax before the last gate would scale features by 1/(H·W)."""
+    """A softmax before the last gate would scale features by 1/(H·W)."""
     total = make(last=False).attend(*inputs(size=(20, 20))).sum((1, 2, 3))
     assert (total > 10).all()
 

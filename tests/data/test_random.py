@@ -41,7 +41,7 @@ def test_is_a_pure_function():
     torch.manual_seed(2)
     torch.rand(10)
     assert torch.equal(uniform(3, 2, index), before)
-    assert torch.equal(torch.initial_seed() * torch.ones(1), 2 * torch.ones(1))
+    assert torch.initial_seed() == 2  # untouched
 
 
 @settings(max_examples=30, deadline=None)

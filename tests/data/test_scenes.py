@@ -196,7 +196,7 @@ def test_scale_and_size(paper):
     close = (exact - exact.round()).abs() < 1e-4  # a scale is stored with 24 bits
     assert torch.equal(exact.floor().long()[~close], side[~close])
     assert scale.max() > 2.0
-    assert scale.mean() < 1.5  # trap 10: rejection skews scales downward from their mean of 1.75
+    assert scale.mean() < 1.5  # rejection skews scales downward from their mean of 1.75
 
 
 def test_a_lone_digit_has_a_uniform_scale_and_place(solid):
@@ -224,7 +224,7 @@ def test_mean_target_area_of_embedded_digits(paper):
 
 
 def test_mean_target_area_of_mnist(real_data):
-    """Spec section 9: uniform attention has the strength of the mean target area, 2.34 % in the paper."""
+    """Uniform attention has the strength of the mean target area, 2.34 % in the paper."""
     sources = pooled(lambda split: digit_files.mnist(real_data / "mnist", split))
     assert 0.021 < mean_area(generate(SceneSpec(), sources, 0, 256)) < 0.026
 
@@ -243,7 +243,7 @@ def test_reference_colours():
 
 
 def test_colour_noise_is_one_brightness_shift(blocks):
-    """Trap 9: the same shift of all three channels, Normal(0, 10), then clipped."""
+    """The same shift of all three channels, Normal(0, 10), then clipped."""
     table, shifts = torch.tensor(list(COLOURS.values())), []
     for i, k, x, y, side in boxes(blocks):
         patch = blocks.images[i, :, y : y + side, x : x + side].long().flatten(1)
@@ -330,7 +330,7 @@ def test_paste_is_exact_at_full_size():
 
 
 def test_interpolation_halos_count_as_digit():
-    """Trap 11: the mask is the resized intensity above zero, wider than the source's pixels."""
+    """The mask is the resized intensity above zero, wider than the source's pixels."""
     digits = torch.zeros(10, 28, 28, dtype=torch.uint8)
     digits[:, 14, 14] = 255
     made = generate(SceneSpec(100, (1, 1), (3.0, 3.0)), Sources(digits, torch.arange(11)), 0, 1)

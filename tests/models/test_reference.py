@@ -149,7 +149,7 @@ def test_gates_of_ones_reproduce_the_ungated_cnn(batch):
 
 @torch.no_grad()
 def test_each_gate_reads_and_multiplies_the_pooled_map(batch):
-    """Trap 2: stage, gate, norm, next stage, in that order; the attended vector is a sum."""
+    """Stage, gate, norm, next stage, in that order; the attended vector is a sum."""
     model = net("hattnet_ctx")
     images, query = batch
     first = F.max_pool2d(F.relu(model.stages[0].conv(images)), 2)
@@ -265,7 +265,7 @@ def test_predict_argmax_classifies_the_best_position_in_eval_mode(batch):
 
 
 def test_hard_is_deterministic_in_eval_mode(batch):
-    """Trap 7: never sample."""
+    """Never sample."""
     model = net("hard")
     torch.testing.assert_close(model(*batch), model(*batch), rtol=0, atol=0)
 

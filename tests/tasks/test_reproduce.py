@@ -31,7 +31,7 @@ def test_table1_has_all_fifteen_cells_with_the_published_numbers():
 
 
 def test_unknown_table(tmp_path):
-    with pytest.raises(UnknownNameError, match="did you mean 'hattnet/table1"):
+    with pytest.raises(UnknownNameError, match="unknown table 'hattnet/table'; did you mean 'hattnet/table"):
         cells("hattnet/table", 1, tmp_path)
 
 

@@ -26,7 +26,7 @@ def spatial_softmax(scores: Tensor) -> Tensor:
 
 
 class ProgressiveGate(Attends):
-    """Attend to the positions of a feature map that match a query (spec sections 3 and 4).
+    """Attend to the positions of a feature map that match a query.
 
     With f the features, e the query's embedding and k×k the context::
 

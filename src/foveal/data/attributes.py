@@ -1,4 +1,4 @@
-"""Visual Genome's attribute prediction as a dataset of recipes (spec section 8): name a class, predict its attributes.
+"""Visual Genome's attribute prediction as a dataset of recipes: name a class, predict its attributes.
 
 Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), section 4.2. The files are read by
 :mod:`foveal.data.visual_genome`; ``source: embedded`` puts generated shapes in their place, which need no download.

@@ -70,7 +70,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         value = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), value)
-        value = zlib.crc32(memoryview(tensor.contiguous().numpy()).cast("B"), value)
+        value = zlib.crc32(tensor.contiguous().numpy().tobytes(), value)
     return f"{value:08x}"
 
 

@@ -1,4 +1,4 @@
-"""MREF, MDIST and MBG: the colour of the asked-for digit among many (spec section 6).
+"""MREF, MDIST and MBG: the colour of the asked-for digit among many.
 
 Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), section 4.1. Real data needs the MNIST
 idx files and, for MBG, photographs; ``digits="embedded"`` uses scikit-learn's digits and generated textures instead.
@@ -124,6 +124,8 @@ class ReferenceData:
     def __init__(self, name: str, options: ReferenceOptions, root: Path | None) -> None:
         self.name, self.options = name, options
         self.embedded = options.digits == "embedded"
+        low, high = options.scale
+        self.scale_edges = tuple(low + (high - low) * i / 5 for i in range(6))  # five bins: 0.5, 1, … 3 by default
         self.spec = SceneSpec(
             canvas=options.canvas,
             digits=options.count,

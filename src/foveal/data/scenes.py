@@ -1,4 +1,4 @@
-"""Scenes of coloured digits: the generator behind MREF, MDIST and MBG (spec section 6).
+"""Scenes of coloured digits: the generator behind MREF, MDIST and MBG.
 
 Whole batches of scenes are painted at once with tensor operations, on any device. Geometry and colours are exact
 integer arithmetic and every random number is a function of (seed, image, purpose), so image ``i`` of a seed is the same
@@ -173,7 +173,7 @@ def paste(patches: Tensor, size: Tensor, x: Tensor, y: Tensor, canvas: int) -> T
 
 
 def _noisy_colour(seed: int, stream: int, *counters: Tensor) -> tuple[Tensor, Tensor]:
-    """Label (...,) and noisy RGB (..., 3): one normal shift of all three channels (spec trap 9)."""
+    """Label (...,) and noisy RGB (..., 3): one normal shift of all three channels."""
     label = integers(0, len(COLOURS) - 1, uniform(seed, stream, *counters))
     table = torch.tensor(list(COLOURS.values()), device=label.device)
     shift = 10.0 * normal(uniform(seed, stream + 1, *counters), uniform(seed, stream + 2, *counters))

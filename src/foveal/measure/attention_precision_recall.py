@@ -52,7 +52,7 @@ def _compute(histogram: Tensor) -> tuple[Tensor, Tensor]:
 def attention_precision_recall(
     attention: Tensor, mask: Tensor, thresholds: int | Tensor = 101, *, normalise: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Pixel precision and recall of thresholded attention, pooled over samples (spec section 9).
+    """Pixel precision and recall of thresholded attention, pooled over samples.
 
     A pixel is predicted at threshold t if its attention is at least t::
 

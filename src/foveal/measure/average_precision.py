@@ -116,7 +116,7 @@ def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolati
 
 
 def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
-    """Mean of :func:`average_precision` over attributes, weighted by their positives (spec section 8).
+    """Mean of :func:`average_precision` over attributes, weighted by their positives.
 
     Attributes without a positive have weight zero.
 

@@ -58,7 +58,7 @@ def attention_map(
     *,
     upto: int | None = None,
 ) -> Tensor:
-    """One map per sample, at image size, from all gates of a network (spec section 9).
+    """One map per sample, at image size, from all gates of a network.
 
     Each gate is brought to ``size`` (bilinear, ``align_corners=False``); then the gates are multiplied, or only the
     last is used. Gates count in the order in which the network holds them.

@@ -53,7 +53,7 @@ def _compute(hits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scale_accuracy(correct: Tensor, scale: Tensor, edges: Sequence[float] = EDGES) -> tuple[Tensor, Tensor]:
-    """Accuracy in each bin of the target's scale (spec section 9).
+    """Accuracy in each bin of the target's scale.
 
     Bins are (lo, hi], except that the lowest edge belongs to the first bin: [0.5, 1], (1, 1.5], … (2.5, 3]. Samples
     outside the edges are in no bin.

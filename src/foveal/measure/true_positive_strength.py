@@ -29,7 +29,7 @@ def _compute(total: Tensor, count: Tensor | int) -> Tensor:
 
 
 def true_positive_strength(attention: Tensor, mask: Tensor) -> Tensor:
-    """Attention inside the mask ÷ attention everywhere, averaged over samples (spec section 9).
+    """Attention inside the mask ÷ attention everywhere, averaged over samples.
 
     With α the attention and m the mask of sample n::
 

@@ -5,7 +5,7 @@ class go in, a logit for every attribute comes out. The backbone is torchvision'
 that any VGG-16 checkpoint loads; SOFT and HARD attend to its last pooling output, HAttNet to its last three.
 
 Departures: the paper describes neither the gates' width, nor the classifier, nor how hard attention and the prior work
-with many labels. The choices of the specification hold: additive gates of width 512, a linear classifier, each
+with many labels. Our choices: additive gates of width 512, a linear classifier, each
 attribute's Bernoulli marginalised over positions, and the prior's log-odds added to the logit.
 """
 
@@ -36,7 +36,7 @@ Predict = Literal["marginal", "argmax"]
 
 
 def marginal_logits(log_attention: Tensor, logits: Tensor) -> Tensor:
-    """Logits of the exact marginal p(a) = Σ_ij α_ij σ(z_a(f_ij)) of independent attributes (spec section 8).
+    """Logits of the exact marginal p(a) = Σ_ij α_ij σ(z_a(f_ij)) of independent attributes.
 
     Both log p and log(1 − p) are sums of exponentials of negative numbers, so neither a certain nor an impossible
     attribute overflows.
@@ -70,7 +70,7 @@ def vgg16_features() -> nn.Sequential:
 
 
 class AttributeNet(nn.Module):
-    """VGG-16 with query-conditioned attention, for multi-label attribute prediction (spec section 8).
+    """VGG-16 with query-conditioned attention, for multi-label attribute prediction.
 
     State-dict names are torchvision's ``features.N.weight`` and ``features.N.bias`` for the backbone, then
     ``gates.pool3``, ``gates.pool4``, ``gates.pool5``, ``head`` and, with a prior, ``prior``.

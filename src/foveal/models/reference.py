@@ -86,7 +86,7 @@ def glorot(model: nn.Module) -> None:
 
 
 class ReferenceNet(nn.Module):
-    """CNN with attention after the pooling of some stages (spec section 5).
+    """CNN with attention after the pooling of some stages.
 
     Args:
         channels: channels of every stage.

@@ -11,7 +11,7 @@ COLOURS = {
     "yellow": "#fff14e",
     "white": "#e0e0e0",
 }
-"""The answers of the colour-reference experiments as colours on a screen (spec section 6)."""
+"""The answers of the colour-reference experiments as colours on a screen."""
 
 
 def question(query: str, answers: Sequence[str]) -> str:

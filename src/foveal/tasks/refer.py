@@ -23,7 +23,6 @@ from foveal.recipe import Loss, Recipe
 from foveal.tasks.schedule import optimiser, rate
 
 SAMPLES = 12  # test samples kept for pictures
-SCALE_EDGES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 
 def answer_loss(logits: Tensor, label: Tensor, loss: Loss, multilabel: bool) -> Tensor:
@@ -32,7 +31,7 @@ def answer_loss(logits: Tensor, label: Tensor, loss: Loss, multilabel: bool) -> 
     Args:
         logits: (N, K).
         label: (N,) class indices, or (N, K) in {0, 1} if ``multilabel``.
-        loss: options; ``floor`` is added to the probability inside the logarithm (spec section 7).
+        loss: options; ``floor`` is added to the probability inside the logarithm.
         multilabel: whether several answers may hold at once.
     """
     logits = logits.float()
@@ -104,7 +103,7 @@ class Refer(L.LightningModule):
         self.test_score = self._score(classes)
         self.strength, self.strength_last, self.area = (measure.TruePositiveStrength() for _ in range(3))
         self.pixel_pr = measure.AttentionPrecisionRecall(thresholds=101)
-        self.by_scale = measure.ScaleAccuracy(edges=SCALE_EDGES)
+        self.by_scale = measure.ScaleAccuracy(edges=getattr(source, "scale_edges", (0.0, 1.0)))
         self.samples: dict[str, Tensor] = {}
         self.sites: list[str] = []
         self._step: Callable[[Tensor, Tensor, Tensor], Tensor] = self._forward_loss
@@ -198,7 +197,7 @@ class Refer(L.LightningModule):
         if self.by_scale.update_called:
             accuracy, count = self.by_scale.compute()
             found["scale_accuracy"] = {
-                "edges": list(SCALE_EDGES),
+                "edges": self.by_scale.edges.tolist(),
                 "accuracy": accuracy.tolist(),
                 "count": count.tolist(),
             }

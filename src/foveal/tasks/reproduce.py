@@ -100,7 +100,13 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
         raise UserError(f"--jobs {jobs}: expected at least one")
     if jobs == 1:
         for i, cell in enumerate(waiting, 1):
-            say(_line(i, len(waiting), cell, run_cell(cell, data, None, True)))
+            try:
+                say(_line(i, len(waiting), cell, run_cell(cell, data, None, True)))
+            except InterruptedRunError:
+                raise
+            except Exception as error:  # reported; the other cells go on
+                failures.append(f"{cell}: {error}")
+                say(f"[{i}/{len(waiting)}] {cell} FAILED: {error}")
         return failures
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool, _Bars(waiting) as bars:
