@@ -197,7 +197,7 @@ class Refer(L.LightningModule):
         if self.by_scale.update_called:
             accuracy, count = self.by_scale.compute()
             found["scale_accuracy"] = {
-                "edges": self.by_scale.edges.tolist(),
+                "edges": list(self.by_scale.edges),
                 "accuracy": accuracy.tolist(),
                 "count": count.tolist(),
             }
