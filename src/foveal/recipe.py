@@ -35,7 +35,7 @@ class Optim:
         momentum: of ``sgd``.
         alpha: decay of ``rmsprop``'s average of squares.
         eps: added to the denominator of ``rmsprop``, ``adam`` and ``adamw``.
-        schedule: ``constant``; ``stairs``: after epoch ``after`` divided by ``factor``, and again every ``every`` epochs;
+        schedule: ``constant``; ``stairs``: divided by ``factor`` after epoch ``after`` and then every ``every`` epochs;
             ``onecycle`` and ``cosine``: over all steps of the run.
         clip: greatest total gradient norm, or null.
     """

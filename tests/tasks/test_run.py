@@ -26,7 +26,8 @@ def recipe(tmp_path):
     return load(write_recipe(tmp_path))
 
 
-FILES = ["recipe.yaml", "environment.json", "metrics.jsonl", "last.ckpt", "best.ckpt", "weights.safetensors", "result.json", "samples.safetensors"]
+FILES = ["recipe.yaml", "environment.json", "metrics.jsonl", "last.ckpt", "best.ckpt"]
+FILES += ["weights.safetensors", "result.json", "samples.safetensors"]
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
