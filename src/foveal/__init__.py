@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foveal import attention, data, measure, models, see, tasks
+    from foveal.attention.dry_run import sites
+    from foveal.attention.insertion import insert
     from foveal.attention.record import AttentionRecord, watch
+    from foveal.attention.registry import mechanisms, register_mechanism
     from foveal.models import create_model, list_models
 
 __version__ = "0.1.0"
@@ -19,16 +22,24 @@ __all__ = [
     "attention",
     "create_model",
     "data",
+    "insert",
     "list_models",
     "measure",
+    "mechanisms",
     "models",
+    "register_mechanism",
     "see",
+    "sites",
     "tasks",
     "watch",
 ]
 
 _HOME = {
     "AttentionRecord": "attention.record",
+    "insert": "attention",
+    "mechanisms": "attention",
+    "register_mechanism": "attention",
+    "sites": "attention",
     "watch": "attention.record",
     "create_model": "models",
     "list_models": "models",

@@ -74,12 +74,14 @@ def demo(
 
 @app.command("list")
 def list_(
-    what: Annotated[str | None, typer.Argument(help="recipes, models, data or tables; all if left out.")] = None,
+    what: Annotated[
+        str | None, typer.Argument(help="recipes, tables, models, data or mechanisms; all if left out.")
+    ] = None,
 ) -> None:
     """List what there is."""
     from foveal.recipe import available
 
-    kinds = ("recipes", "tables", "models", "data")
+    kinds = ("recipes", "tables", "models", "data", "mechanisms")
     if what is not None and what not in kinds:
         raise unknown("list", what, kinds)
     if what in (None, "recipes"):
@@ -97,6 +99,10 @@ def list_(
         from foveal.data import datasets
 
         _listing("data", {name: entry.summary for name, entry in datasets().items()})
+    if what in (None, "mechanisms"):
+        from foveal.attention import mechanisms
+
+        _listing("mechanisms", mechanisms())
 
 
 def _listing(title: str, rows: dict[str, str]) -> None:
@@ -203,6 +209,28 @@ def reproduce(
     if rows:
         _say_written("Report", report(out / table))
     _fail(failures)
+
+
+@app.command()
+def sites(
+    model: Annotated[str, typer.Argument(help="A timm or torchvision model, or one of foveal's.")],
+    mechanism: Annotated[str, typer.Option(help="What would be inserted; see foveal list mechanisms.")] = "aw",
+    at: Annotated[str | None, typer.Option(help="A glob on layer names; the usual places if left out.")] = None,
+) -> None:
+    """Dry run: where attention would go in a model, and what it would cost."""
+    from foveal.attention import sites as find_sites
+    from foveal.models.registry import any_model
+
+    rows = find_sites(any_model(model), mechanism, at)
+    table = Table("site", "layer", "shape", "extra parameters", "extra MFLOPs", title=f"{mechanism} in {model}")
+    for row in rows:
+        shape = "?" if row.shape is None else "×".join(map(str, row.shape))
+        flops = "?" if row.flops is None else f"{row.flops / 1e6:.3f}"
+        table.add_row(row.name, row.layer, shape, f"{row.parameters:,}", flops)
+    table.add_section()
+    total = "?" if any(r.flops is None for r in rows) else f"{sum(r.flops or 0 for r in rows) / 1e6:.3f}"
+    table.add_row(f"{len(rows)} sites", "", "", f"{sum(r.parameters for r in rows):,}", total)
+    console.print(table)
 
 
 @app.command()

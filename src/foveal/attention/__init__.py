@@ -1,6 +1,29 @@
-"""INSERT: one attention mechanism a file, and the records of what attention did."""
+"""INSERT: one attention mechanism a file, insertion into live models, and the records of what attention did."""
 
+from foveal.attention.aw import AWConv2d, KernelAttention
+from foveal.attention.cbam import CBAM
+from foveal.attention.dry_run import Site, sites
+from foveal.attention.insertion import Insertion, insert
 from foveal.attention.progressive import ProgressiveGate
 from foveal.attention.record import Attends, AttentionRecord, watch
+from foveal.attention.registry import Gate, Kernel, mechanisms, register_mechanism
+from foveal.attention.se import SqueezeExcite
 
-__all__ = ["Attends", "AttentionRecord", "ProgressiveGate", "watch"]
+__all__ = [
+    "CBAM",
+    "AWConv2d",
+    "Attends",
+    "AttentionRecord",
+    "Gate",
+    "Insertion",
+    "Kernel",
+    "KernelAttention",
+    "ProgressiveGate",
+    "Site",
+    "SqueezeExcite",
+    "insert",
+    "mechanisms",
+    "register_mechanism",
+    "sites",
+    "watch",
+]

@@ -62,6 +62,20 @@ def create_model(name: str, **options: Any) -> nn.Module:
     return model.build(**check_options(model.options, options, f"model {name}"))
 
 
+def any_model(name: str) -> nn.Module:
+    """The network called ``name``, of foveal, timm or torchvision (in this order), with random weights."""
+    if name in _MODELS:
+        return create_model(name)
+    if name in timm.list_models():
+        return timm.create_model(name)
+    import torchvision
+
+    others = torchvision.models.list_models()
+    if name in others:
+        return torchvision.models.get_model(name, weights=None)
+    raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
+
+
 def accepts(name: str, option: str) -> bool:
     """Whether the network called ``name`` has this option."""
     return name in _MODELS and option in inspect.signature(_MODELS[name].options).parameters

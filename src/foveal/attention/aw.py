@@ -1,0 +1,306 @@
+"""AW-convolution: attention with the shape of the kernel, one for every sample.
+
+"An Attention Module for Convolutional Neural Networks" (ICANN 2021, https://arxiv.org/abs/2108.08205).
+
+From the input a small branch computes an attention tensor shaped like the kernel; the convolution then uses
+K + A ⊙ K, a kernel of its own for every sample. In the paper's setting A is constant along input channels.
+
+Departures: sharing along output channels and kernel positions is ours, in the manner of the paper's Expand, and so are
+the presets of ``mode`` for its stepping stones. The branch's width is a sixteenth of the *output* channels, which the
+published parameter counts demand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveal.attention.layers import is_depthwise, spatial_convolutions
+from foveal.attention.registry import Kernel, Start, register_mechanism
+from foveal.errors import UserError, unknown
+
+Path = Literal["auto", "loop", "grouped", "taps"]
+PATHS = ("auto", "loop", "grouped", "taps")
+MODES = ("kernel", "channel", "local", "output")
+
+
+def expand(attention: Tensor, out: int, into: int, plane: int) -> Tensor:
+    """Repeat shared values: runs of ``out``, ``into`` and ``plane`` consecutive positions get the same one.
+
+    Args:
+        attention: (N, C2/out, C1/into, h/plane, w/plane).
+        out: how many consecutive output channels share a value.
+        into: how many consecutive input channels do.
+        plane: how many consecutive positions along each kernel axis do.
+
+    Returns:
+        (N, C2, C1, h, w).
+    """
+    for dim, times in ((1, out), (2, into), (3, plane), (4, plane)):
+        if times > 1:
+            attention = attention.repeat_interleave(times, dim)
+    return attention
+
+
+def conv_per_sample(x: Tensor, kernels: Tensor, bias: Tensor | None, path: Path, **how: Any) -> Tensor:
+    """Convolve every sample with its own kernel.
+
+    Args:
+        x: (N, C1, H, W).
+        kernels: (N, C2, C1/groups, h, w).
+        bias: (C2,) or None.
+        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups.
+        **how: stride, padding, dilation and groups of the convolution.
+
+    Returns:
+        (N, C2, H', W').
+    """
+    n = len(x)
+    if path == "loop":
+        return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **how) for i in range(n)])
+    out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **how | {"groups": n * how["groups"]})
+    out = out.view(n, kernels.shape[1], *out.shape[2:])
+    return out if bias is None else out + bias[:, None, None]
+
+
+def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+    """Convolve where a sample's kernel is the common one times a number for each output channel and kernel position.
+
+    One 1×1 convolution computes what each kernel position would contribute, for all samples alike; the contributions
+    are then scaled, shifted and added. No kernel is built for any sample.
+
+    Args:
+        x: (N, C1, H, W).
+        weight: the common kernel (C2, C1/groups, h, w).
+        scale: (N, C2, h, w).
+        bias: (C2,) or None.
+        **how: stride, padding, dilation and groups; padding as two numbers.
+
+    Returns:
+        (N, C2, H', W').
+    """
+    c2, _, h, w = weight.shape
+    (sy, sx), (py, px), (dy, dx) = how["stride"], how["padding"], how["dilation"]
+    if h == w == 1:
+        gate = scale.view(len(x), c2, 1, 1)
+        gated = F.conv2d(x, weight, None, **how) * gate
+        return gated if bias is None else gated + bias[:, None, None]
+    padded = F.pad(x, (px, px, py, py))
+    rows = (padded.shape[2] - dy * (h - 1) - 1) // sy + 1
+    columns = (padded.shape[3] - dx * (w - 1) - 1) // sx + 1
+    by_position = weight.permute(0, 2, 3, 1).reshape(c2 * h * w, -1, 1, 1)
+    taps = F.conv2d(padded, by_position, groups=how["groups"]).unflatten(1, (c2, h * w))
+    out: Tensor | None = None if bias is None else bias[:, None, None]
+    for t in range(h * w):
+        top, left = (t // w) * dy, (t % w) * dx
+        part = taps[:, :, t, top : top + sy * (rows - 1) + 1 : sy, left : left + sx * (columns - 1) + 1 : sx]
+        term = part * scale[:, :, t // w, t % w, None, None]
+        out = term if out is None else out + term
+    assert out is not None
+    return out
+
+
+@register_mechanism("aw")
+class KernelAttention(Kernel):
+    """AW-convolution: the kernel is multiplied by attention of its own shape, computed from each sample.
+
+    For input I and kernel K (C2×C1×h×w), with everything between brackets shared as the ratios say::
+
+        A0 = AvgPool(I) to h×w;  A1 = ReLU(BN(W1 A0));  A = Expand(Sigmoid(BN(W2 A1)));  O = Conv(I, K + A ⊙ K)
+
+    Args:
+        in_channels, out_channels, kernel_size, groups: of the convolution it serves.
+        reduction: the branch's width is the number of attention channels divided by this, at least 1.
+        share_in: how many consecutive input channels share a value; None for all of a group, as in the paper.
+        share_out: how many consecutive output channels share a value.
+        share_kernel: how many consecutive kernel positions along each axis share a value.
+        mode: a preset of the three: ``kernel`` leaves them alone; ``channel`` one value an input channel; ``local``
+            one an input channel and kernel position; ``output`` one a pair of output and input channel.
+        residual: K + A ⊙ K, or A ⊙ K alone.
+        start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
+        path: how it is computed: ``auto``, ``loop``, ``grouped`` or ``taps``; all give the same.
+    """
+
+    kind = "weight"
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, int],
+        *,
+        groups: int = 1,
+        reduction: int = 16,
+        share_in: int | None = None,
+        share_out: int = 1,
+        share_kernel: int = 1,
+        mode: Literal["kernel", "channel", "local", "output"] = "kernel",
+        residual: bool = True,
+        start: Start = "paper",
+        path: Path = "auto",
+    ) -> None:
+        super().__init__()
+        each, (h, w) = in_channels // groups, kernel_size
+        match mode:
+            case "kernel":
+                share_in = each if share_in is None else share_in
+            case "channel":
+                share_in, share_out, share_kernel = 1, out_channels, _square(kernel_size, mode)
+            case "local":
+                share_in, share_out, share_kernel = 1, out_channels, 1
+            case "output":
+                share_in, share_out, share_kernel = 1, 1, _square(kernel_size, mode)
+            case _:
+                raise unknown("mode", str(mode), MODES)
+        if path not in PATHS:
+            raise unknown("path", str(path), PATHS)
+        for what, total, ratio in (
+            ("share_in", each, share_in),
+            ("share_out", out_channels, share_out),
+            ("share_kernel", h, share_kernel),
+            ("share_kernel", w, share_kernel),
+        ):
+            if ratio < 1 or total % ratio:
+                raise UserError(f"{what}={ratio} does not divide {total}")
+        self.share_in, self.share_out, self.share_kernel = share_in, share_out, share_kernel
+        self.pooled = (h // share_kernel, w // share_kernel)
+        self.shape = (out_channels // share_out, each // share_in)
+        self.constant_in = share_in == each
+        self.residual, self.path = residual, path
+        values = self.shape[0] * self.shape[1]
+        hidden = max(1, values // reduction)
+        self.squeeze = nn.Conv2d(in_channels, hidden, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(hidden)
+        self.excite = nn.Conv2d(hidden, values, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(values)
+        for conv in (self.squeeze, self.excite):
+            nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+        if start not in ("identity", "paper"):
+            raise unknown("start", str(start), ("identity", "paper"))
+        # The kernel's multiplier is 1 + amount·(published multiplier − 1): exactly 1 at first, with a gradient.
+        self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
+
+    @classmethod
+    def serves(cls, layer: nn.Module) -> str | None:
+        """Plain convolutions with constant padding by zeros."""
+        if not isinstance(layer, nn.Conv2d):
+            return "it is no 2-d convolution"
+        plain = getattr(layer, "_plain", type(layer))
+        if plain not in (nn.Conv2d, AWConv2d) and plain.forward is not nn.Conv2d.forward:
+            return f"{plain.__name__} computes its convolution in a way of its own"
+        if plain is AWConv2d:
+            return "it is an AW-convolution already"
+        if is_depthwise(layer) and layer.kernel_size == (1, 1):
+            return "a depthwise 1×1 convolution has nothing to attend to"
+        if layer.padding_mode != "zeros":
+            return f"padding_mode={layer.padding_mode!r} is not supported, only zeros"
+        return None
+
+    @classmethod
+    def usual(cls, model: nn.Module) -> list[str]:
+        """The 3×3 convolutions of the blocks; the pointwise ones of a MobileNet."""
+        return spatial_convolutions(model)
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
+        """Build it for a convolution."""
+        assert isinstance(layer, nn.Conv2d)
+        size = (layer.kernel_size[0], layer.kernel_size[1])
+        return cls(layer.in_channels, layer.out_channels, size, groups=layer.groups, start=start, **options)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """The attention before it is expanded: (N, C2/share_out, C1/share_in, h/share_kernel, w/share_kernel)."""
+        if self.training and len(x) * self.pooled[0] * self.pooled[1] == 1:
+            raise UserError(
+                "one sample with a 1×1 pooled map cannot be normalised in training mode: "
+                "train with a batch of at least two, or put the attention in eval mode"
+            )
+        with torch.autocast(x.device.type, enabled=False):
+            a = F.adaptive_avg_pool2d(x, self.pooled).to(self.squeeze.weight.dtype)
+            a = torch.relu(self.norm1(self.squeeze(a)))
+            a = torch.sigmoid(self.norm2(self.excite(a)))
+        a = a.unflatten(1, self.shape)
+        self.note(a)
+        return a
+
+    def multiplier(self, x: Tensor) -> Tensor:
+        """What the kernel is multiplied by, in the shape of :meth:`attend`."""
+        attention = self.attend(x)
+        full = attention + 1 if self.residual else attention
+        return full if self.amount is None else 1 + self.amount * (full - 1)
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """What ``conv(x)`` becomes."""
+        padding = conv.padding
+        if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
+            if padding == "same":
+                x = F.pad(x, conv._reversed_padding_repeated_twice)
+            padding = (0, 0)
+        how: dict[str, Any] = {
+            "stride": conv.stride,
+            "padding": padding,
+            "dilation": conv.dilation,
+            "groups": conv.groups,
+        }
+        scale = self.multiplier(x)
+        path = ("taps" if self.constant_in else "grouped") if self.path == "auto" else self.path
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        if path == "taps":
+            if not self.constant_in:
+                raise UserError(
+                    "path='taps' needs attention that is constant along input channels (share_in left alone)"
+                )
+            scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2)
+            return conv_by_taps(x, conv.weight, scale.to(dtype), conv.bias, **how)
+        scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
+        return conv_per_sample(x, conv.weight.to(dtype) * scale, conv.bias, path, **how)
+
+
+def _square(kernel: tuple[int, int], mode: str) -> int:
+    if kernel[0] != kernel[1]:
+        raise UserError(f"mode={mode!r} needs a square kernel, got {kernel[0]}×{kernel[1]}")
+    return kernel[0]
+
+
+class AWConv2d(nn.Conv2d):
+    """A convolution with kernel-shaped attention, for networks built by hand.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype: as
+            in :class:`torch.nn.Conv2d`.
+        **options: as in :class:`KernelAttention`.
+
+    >>> AWConv2d(16, 32, 3, padding=1, stride=2)(torch.rand(4, 16, 9, 7)).shape
+    torch.Size([4, 32, 5, 4])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        place = {"device": device, "dtype": dtype}
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **place
+        )
+        if padding_mode != "zeros":
+            raise UserError(f"padding_mode={padding_mode!r} is not supported, only zeros")
+        size = (self.kernel_size[0], self.kernel_size[1])
+        self.attention = KernelAttention(in_channels, out_channels, size, groups=groups, **options).to(**place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C1, H, W) to (N, C2, H', W')."""
+        return self.attention.convolve(self, x)

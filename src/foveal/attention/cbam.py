@@ -1,0 +1,97 @@
+"""Convolutional block attention module.
+
+Woo, Park, Lee, Kweon: "CBAM: Convolutional Block Attention Module" (https://arxiv.org/abs/1807.06521). The two gates
+can be switched independently, since the AW-convolution paper uses it in two cut-down forms: ``pools=("avg", "max"),
+spatial=False`` and ``pools=("avg",), spatial=True``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foveal.attention.record import Attends
+from foveal.attention.registry import Blend, Gate, Start, register_mechanism
+from foveal.errors import UserError, unknown
+
+
+class ChannelGate(Attends):
+    """One multilayer perceptron over pooled channels, its answers for every pooling added before the sigmoid."""
+
+    kind = "channel"
+
+    def __init__(self, channels: int, *, reduction: int, pools: tuple[str, ...]) -> None:
+        super().__init__()
+        self.pools = pools
+        hidden = max(1, channels // reduction)
+        self.squeeze = nn.Linear(channels, hidden)
+        self.excite = nn.Linear(hidden, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate of ``x`` (N, C, H, W): (N, C, 1, 1)."""
+        pooled = [x.mean((2, 3)) if pool == "avg" else x.amax((2, 3)) for pool in self.pools]
+        gate = torch.sigmoid(torch.stack([self.excite(torch.relu(self.squeeze(p))) for p in pooled]).sum(0))
+        self.note(gate)
+        return gate[:, :, None, None]
+
+
+class SpatialGate(Attends):
+    """A 7×7 convolution over the maximum and mean of the channels at every position."""
+
+    kind = "spatial"
+
+    def __init__(self, *, kernel: int = 7) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 1, kernel, padding=kernel // 2, bias=False)
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate of ``x`` (N, C, H, W): (N, 1, H, W)."""
+        stacked = torch.cat([x.amax(1, keepdim=True), x.mean(1, keepdim=True)], 1)
+        gate = torch.sigmoid(self.norm(self.conv(stacked)))
+        self.note(gate.squeeze(1))
+        return gate
+
+
+@register_mechanism("cbam")
+class CBAM(Gate):
+    """Convolutional block attention: a channel gate, then a spatial gate; each can be switched.
+
+    Args:
+        channels: channels C of the feature map.
+        reduction: C divided by this is the width of the channel gate's bottleneck, at least 1.
+        pools: which poolings feed the channel gate: ``avg``, ``max`` or both.
+        spatial: whether the spatial gate follows.
+        start: ``identity`` to begin as the identity (one more parameter), ``paper`` for the published module.
+
+    >>> CBAM(64)(torch.rand(2, 64, 7, 5)).shape
+    torch.Size([2, 64, 7, 5])
+    """
+
+    kind = "spatial"
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 16,
+        pools: tuple[str, ...] | list[str] = ("avg", "max"),
+        spatial: bool = True,
+        start: Start = "paper",
+    ) -> None:
+        super().__init__()
+        if not pools:
+            raise UserError("pools is empty; expected avg, max or both")
+        for pool in pools:
+            if pool not in ("avg", "max"):
+                raise unknown("pooling", pool, ("avg", "max"))
+        self.channel = ChannelGate(channels, reduction=reduction, pools=tuple(pools))
+        self.spatial = SpatialGate() if spatial else None
+        self.blend = Blend(start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate ``x`` (N, C, H, W)."""
+        attended = x * self.channel(x).to(x.dtype)
+        if self.spatial is not None:
+            attended = attended * self.spatial(attended).to(x.dtype)
+        return self.blend(x, attended)

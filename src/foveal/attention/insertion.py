@@ -1,0 +1,204 @@
+"""Put attention into a live model, and take it out again.
+
+A layer that receives attention stays the same object with the same parameters under the same names: only its class
+becomes a subclass of what it was, and it gains a child ``attached``. So a plain checkpoint still fits, hooks and
+references stay valid, and taking the attention out restores the very same module tree. No forward hooks are involved:
+what is inserted before ``torch.compile`` or ``torch.export`` is compiled and exported like any other code.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from foveal.attention.registry import Gate, Kernel, Mechanism, Start, mechanisms
+from foveal.attention.registry import mechanism as look_up
+from foveal.errors import UserError, unknown
+
+At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
+
+
+class Attended:
+    """Mixin of a layer with attention attached; the other base is the layer's own class."""
+
+    _plain: type[nn.Module]
+    attached: nn.ModuleDict
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's own forward, or what a kernel mechanism makes of it; then every gate in turn."""
+        kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
+        forward = kernels[0].convolve if kernels else None
+        output = super().forward(*args, **kwargs) if forward is None else forward(self, *args, **kwargs)  # type: ignore
+        for module in self.attached.values():
+            if isinstance(module, Gate):
+                output = module(output)
+        return output
+
+    def __reduce__(self) -> Any:
+        # The subclass is made on the fly, so copies and pickles name the layer's own class and make it anew.
+        state = self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+        return _rebuild, (self._plain,), state
+
+    def _get_name(self) -> str:
+        return f"{self._plain.__name__}+{'+'.join(self.attached)}"
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _attended(plain: type) -> Any:
+    if plain not in _CLASSES:
+        parts = {"_plain": plain, "__module__": plain.__module__}
+        _CLASSES[plain] = type(f"Attended{plain.__name__}", (Attended, plain), parts)
+    return _CLASSES[plain]
+
+
+def _rebuild(plain: type[nn.Module]) -> nn.Module:
+    cls = _attended(plain)
+    return cls.__new__(cls)
+
+
+def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
+    """Layers of ``model`` that ``at`` means for the mechanism ``name``.
+
+    Raises:
+        UserError: nothing matches (with near misses), or a layer that was named cannot be served (with the reason).
+    """
+    cls = look_up(name)
+    layers = {n: m for n, m in model.named_modules() if n and not _inside_attached(n)}
+    if at is None:
+        chosen = [n for n in cls.usual(model) if n in layers and cls.serves(layers[n]) is None]
+        if not chosen:
+            raise UserError(f"{type(model).__name__} has no usual place for {name!r}; say where with at=")
+    elif callable(at):
+        chosen = [n for n, m in layers.items() if at(n, m)]
+        if not chosen:
+            raise UserError(f"at: the predicate chose none of the {len(layers)} layers of {type(model).__name__}")
+    else:
+        chosen = []
+        for pattern in [at] if isinstance(at, str) else at:
+            matches = [n for n in layers if fnmatch.fnmatchcase(n, pattern)]
+            if not matches:
+                raise unknown("layer", pattern, layers)
+            chosen += [n for n in matches if n not in chosen]
+    for n in chosen:
+        reason = cls.serves(layers[n])
+        if reason is not None:
+            raise UserError(f"{name!r} cannot be put on {n} ({type(layers[n]).__name__}): {reason}")
+    return {n: layers[n] for n in chosen}
+
+
+def _inside_attached(name: str) -> bool:
+    return "attached" in name.split(".")
+
+
+class Insertion:
+    """What :func:`insert` did, and the way back.
+
+    Attributes:
+        mechanism: its name.
+        sites: names of the layers it was put on.
+        keys: for each site, under which key of the layer's ``attached`` it lies.
+    """
+
+    def __init__(self, name: str, layers: dict[str, nn.Module], keys: dict[str, str]) -> None:
+        self.mechanism = name
+        self.sites = list(layers)
+        self.keys = keys
+        self._layers = layers
+
+    def eject(self) -> None:
+        """Take it out again: the module tree is as before, with the weights as they are now."""
+        for site, layer in self._layers.items():
+            _detach(layer, self.keys[site])
+        self._layers = {}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that came with the insertion, for an optimiser of their own."""
+        found = []
+        for site, layer in self._layers.items():
+            found += list(layer.attached[self.keys[site]].parameters())  # type: ignore
+        return found
+
+    def __repr__(self) -> str:
+        return f"Insertion({self.mechanism!r} at {len(self.sites)} sites)"
+
+
+def _attach(layer: nn.Module, key: str, module: Mechanism) -> None:
+    if not isinstance(layer, Attended):
+        if hasattr(layer, "attached"):
+            raise UserError(f"{type(layer).__name__} has an attribute 'attached' of its own, which insertion needs")
+        layer.add_module("attached", nn.ModuleDict())
+        layer.__class__ = _attended(type(layer))
+    layer.attached[key] = module  # type: ignore
+
+
+def _detach(layer: nn.Module, key: str) -> None:
+    if isinstance(layer, Attended) and key in layer.attached:
+        del layer.attached[key]
+        if not len(layer.attached):
+            plain = layer._plain
+            del layer.attached
+            layer.__class__ = plain  # type: ignore
+
+
+def insert(
+    model: nn.Module, mechanism: str, at: At = None, *, start: Start = "identity", stack: bool = False, **options: Any
+) -> Insertion:
+    """Put attention on layers of ``model``, in place.
+
+    Args:
+        model: any module.
+        mechanism: one of :func:`foveal.mechanisms`.
+        at: None for the mechanism's usual layers, a glob on module names, a list of them, or a predicate
+            ``(name, module) -> bool``.
+        start: ``identity``: the model computes what it computed before, to float tolerance, and learns from there;
+            ``paper``: the paper's initialisation.
+        stack: allow a layer that has this mechanism already to get it once more.
+        **options: of the mechanism.
+
+    Returns:
+        What was done; ``eject()`` undoes it. If anything fails, the model is left as it was.
+
+    >>> import timm, foveal
+    >>> model = timm.create_model("resnet18")
+    >>> done = foveal.insert(model, "se", reduction=8)
+    >>> done
+    Insertion('se' at 8 sites)
+    >>> done.eject()
+    """
+    cls = look_up(mechanism)
+    layers = find(model, mechanism, at)
+    made: dict[str, Mechanism] = {}
+    keys: dict[str, str] = {}
+    for site, layer in layers.items():
+        there = list(layer.attached) if isinstance(layer, Attended) else []
+        count = sum(key.split("-")[0] == mechanism for key in there)
+        if count and not stack:
+            raise UserError(f"{site} has {mechanism!r} already; eject it first, or pass stack=True to add another")
+        if issubclass(cls, Kernel) and any(isinstance(m, Kernel) for m in getattr(layer, "attached", {}).values()):
+            raise UserError(
+                f"{site} has a kernel mechanism already ({', '.join(there)}); only one can compute a convolution"
+            )
+        keys[site] = mechanism if not count else f"{mechanism}-{count + 1}"
+        made[site] = _build(cls, layer, site, start, options)
+    reference = next(model.parameters(), None)
+    for site, layer in layers.items():
+        own = next(layer.parameters(), reference)
+        if own is not None:
+            made[site].to(device=own.device, dtype=own.dtype)
+        made[site].train(layer.training)
+        _attach(layer, keys[site], made[site])
+    return Insertion(mechanism, layers, keys)
+
+
+def _build(cls: type[Mechanism], layer: nn.Module, site: str, start: Start, options: dict[str, Any]) -> Mechanism:
+    try:
+        return cls.for_layer(layer, start=start, **options)
+    except UserError as error:
+        raise UserError(f"{site}: {error}") from error
+    except TypeError as error:
+        raise UserError(f"{site}: {error}; the mechanisms are {', '.join(mechanisms())}") from error

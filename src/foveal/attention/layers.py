@@ -1,0 +1,93 @@
+"""What a layer of someone else's model is: its channels, its place in a block. Knows torch, timm and torchvision."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from torch import nn
+
+# Norms by the attribute that holds their number of channels; timm's and torchvision's derive from these.
+_CHANNELS = {
+    nn.Conv2d: "out_channels",
+    nn.modules.batchnorm._BatchNorm: "num_features",
+    nn.GroupNorm: "num_channels",
+    nn.modules.instancenorm._InstanceNorm: "num_features",
+}
+_EXCITES = re.compile("Squeeze|Excit|SE(?![a-z])")  # what such modules are called in timm and torchvision
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+
+
+def channels_of(layer: nn.Module) -> int | None:
+    """Channels that ``layer`` puts out, where its type tells.
+
+    >>> channels_of(nn.Conv2d(3, 8, 1)), channels_of(nn.BatchNorm2d(5)), channels_of(nn.ReLU())
+    (8, 5, None)
+    """
+    for kind, attribute in _CHANNELS.items():
+        if isinstance(layer, kind):
+            return int(getattr(layer, attribute))
+    if isinstance(layer, nn.LayerNorm) and type(layer).__name__ == "LayerNorm2d":  # timm and torchvision: over channels
+        return int(layer.normalized_shape[0])
+    return None
+
+
+def is_depthwise(conv: nn.Module) -> bool:
+    """Whether every output channel sees one input channel."""
+    return isinstance(conv, nn.Conv2d) and conv.groups > 1 and conv.groups == conv.in_channels
+
+
+def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
+    """All convolutions by name, in order."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+
+
+def blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Modules with two or more convolutions of their own that are no mere containers: residual blocks and the like."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or not name:
+            continue
+        if sum(isinstance(child, nn.Conv2d) for child in module.children()) >= 2:
+            yield name, module
+
+
+def block_ends(model: nn.Module) -> list[str]:
+    """Where a gate usually goes: after the last norm of every block, before its shortcut is added.
+
+    In a depthwise-separable block (a depthwise and a pointwise convolution) after both norms. In a model without
+    blocks, after the norm that follows each convolution, or after the convolution itself if there is none.
+    """
+    names: list[str] = []
+    for name, block in blocks(model):
+        norms = [child for child, module in block.named_children() if isinstance(module, NORMS) or channels_of(module)]
+        norms = [n for n in norms if not isinstance(getattr(block, n), nn.Conv2d)]
+        convs = [m for m in block.children() if isinstance(m, nn.Conv2d)]
+        if not norms:
+            continue
+        separable = len(convs) == 2 and is_depthwise(convs[0]) and convs[1].kernel_size == (1, 1)
+        names += [f"{name}.{n}" for n in (norms if separable else norms[-1:])]
+    return names or _after_convolutions(model)
+
+
+def _after_convolutions(model: nn.Module) -> list[str]:
+    leaves = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Conv2d, *NORMS))]
+    found = []
+    for i, (name, module) in enumerate(leaves):
+        if isinstance(module, nn.Conv2d):
+            follows = leaves[i + 1] if i + 1 < len(leaves) else None
+            own = follows and isinstance(follows[1], NORMS) and channels_of(follows[1]) == module.out_channels
+            found.append(follows[0] if own and follows else name)
+    return found
+
+
+def spatial_convolutions(model: nn.Module) -> list[str]:
+    """Where kernel attention usually goes: every dense convolution wider than 1×1 but the first of the model.
+
+    A model whose only such convolutions are the stem and depthwise ones (MobileNet) takes it on the pointwise ones that
+    follow a depthwise convolution; the small ones inside squeeze-and-excitation modules do not count.
+    """
+    gates = tuple(f"{name}." for name, module in model.named_modules() if _EXCITES.search(type(module).__name__))
+    found = [(name, conv) for name, conv in convolutions(model) if not name.startswith(gates)]
+    wide = [name for name, conv in found[1:] if max(conv.kernel_size) > 1 and not is_depthwise(conv)]
+    return wide or [name for (_, first), (name, conv) in pairwise(found) if is_depthwise(first) and conv.groups == 1]

@@ -1,0 +1,143 @@
+"""Names of the mechanisms that can be inserted into a live model.
+
+A mechanism is a module class with a ``serves`` rule. There are two kinds. A *gate* takes the output of the layer it is
+put on and returns it attended: ``forward(x)``. A *kernel* mechanism replaces the arithmetic of a convolution:
+``convolve(conv, x)``. Both are made for one layer by ``for_layer(layer, start=..., **options)``.
+
+Register your own with a decorator, or offer it from an installed package through the entry point group
+``foveal.mechanisms`` (each entry point loads the decorated class):
+
+>>> from torch import nn
+>>> @register_mechanism("halve")
+... class Halve(Gate):
+...     '''Multiply by a learned number that starts at one.'''
+...     def __init__(self, channels, *, start="identity"):
+...         super().__init__()
+...         self.scale = nn.Parameter(torch.ones(()))
+...     def forward(self, x):
+...         return x * self.scale
+>>> "halve" in mechanisms()
+True
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from foveal.attention.layers import channels_of
+from foveal.attention.record import Attends
+from foveal.errors import UserError, unknown
+
+Start = Literal["identity", "paper"]
+GROUP = "foveal.mechanisms"
+
+
+class Mechanism(Attends):
+    """Base of everything that :func:`foveal.insert` can put on a layer."""
+
+    @classmethod
+    def serves(cls, layer: nn.Module) -> str | None:
+        """Why this mechanism cannot be put on ``layer``, or None if it can."""
+        return None
+
+    @classmethod
+    def usual(cls, model: nn.Module) -> list[str]:
+        """Names of the layers it is usually put on."""
+        from foveal.attention.layers import block_ends
+
+        return block_ends(model)
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
+        """Build it for ``layer``."""
+        raise TypeError(f"{cls.__name__} does not say how it is built for a layer")
+
+
+class Gate(Mechanism):
+    """A mechanism that attends to the output of a layer; built as ``cls(channels, start=..., **options)``."""
+
+    @classmethod
+    def serves(cls, layer: nn.Module) -> str | None:
+        """Any layer whose number of output channels is known."""
+        if channels_of(layer) is None:
+            return "how many channels it puts out is not known; choose a convolution or norm"
+        return None
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
+        """Build it for the layer's output channels."""
+        return cls(channels_of(layer), start=start, **options)  # type: ignore[call-arg]
+
+
+class Kernel(Mechanism):
+    """A mechanism that replaces the arithmetic of a convolution."""
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """What ``conv(x)`` becomes."""
+        raise TypeError(f"{type(self).__name__} does not say how it convolves")
+
+
+class Blend(nn.Module):
+    """x + s·(attended − x) with a learned s that starts at zero: the identity at first, with a gradient from the start.
+
+    With ``start="paper"`` it is the attended tensor itself and has no parameter.
+    """
+
+    def __init__(self, start: Start) -> None:
+        super().__init__()
+        if start not in ("identity", "paper"):
+            raise unknown("start", start, ("identity", "paper"))
+        self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
+
+    def forward(self, plain: Tensor, attended: Tensor) -> Tensor:
+        """Blend two tensors of the same shape."""
+        if self.amount is None:
+            return attended
+        return plain + self.amount.to(plain.dtype) * (attended - plain)
+
+
+_MECHANISMS: dict[str, type[Mechanism]] = {}
+_loaded = False
+M = TypeVar("M", bound=type[Mechanism])
+
+
+def register_mechanism(name: str) -> Callable[[M], M]:
+    """Make the decorated class available as ``name`` to insert, sites, recipes and the command line."""
+
+    def decorate(cls: M) -> M:
+        if not (inspect.isclass(cls) and issubclass(cls, Gate | Kernel)):
+            raise UserError(
+                f"mechanism {name!r}: expected a class derived from foveal.attention.Gate or Kernel, got {cls!r}"
+            )
+        _MECHANISMS[name] = cls
+        return cls
+
+    return decorate
+
+
+def _load_installed() -> None:
+    global _loaded
+    if not _loaded:
+        _loaded = True
+        for entry in entry_points(group=GROUP):
+            entry.load()
+
+
+def mechanisms() -> dict[str, str]:
+    """Every mechanism by name, with one line on it."""
+    _load_installed()
+    return {name: (cls.__doc__ or "").strip().split("\n")[0] for name, cls in sorted(_MECHANISMS.items())}
+
+
+def mechanism(name: str) -> type[Mechanism]:
+    """The mechanism called ``name``."""
+    _load_installed()
+    if name not in _MECHANISMS:
+        raise unknown("mechanism", name, _MECHANISMS)
+    return _MECHANISMS[name]

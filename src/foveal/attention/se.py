@@ -1,0 +1,41 @@
+"""Squeeze and excitation.
+
+Hu, Shen, Sun: "Squeeze-and-Excitation Networks" (https://arxiv.org/abs/1709.01507). The two layers have biases, as in
+the networks that the AW-convolution paper compares with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from foveal.attention.registry import Blend, Gate, Start, register_mechanism
+
+
+@register_mechanism("se")
+class SqueezeExcite(Gate):
+    """Squeeze and excitation: every channel scaled by a gate computed from all channels' means.
+
+    Args:
+        channels: channels C of the feature map.
+        reduction: C divided by this is the width of the bottleneck, at least 1.
+        start: ``identity`` to begin as the identity (one more parameter), ``paper`` for the published module.
+
+    >>> SqueezeExcite(64, start="paper")(torch.rand(2, 64, 7, 5)).shape
+    torch.Size([2, 64, 7, 5])
+    """
+
+    kind = "channel"
+
+    def __init__(self, channels: int, *, reduction: int = 16, start: Start = "paper") -> None:
+        super().__init__()
+        hidden = max(1, channels // reduction)
+        self.squeeze = nn.Linear(channels, hidden)
+        self.excite = nn.Linear(hidden, channels)
+        self.blend = Blend(start)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Gate ``x`` (N, C, H, W)."""
+        gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3))))))
+        self.note(gate)
+        return self.blend(x, x * gate.to(x.dtype)[:, :, None, None])
