@@ -148,9 +148,9 @@ class KernelAttention(Kernel):
             case "kernel":
                 share_in = each if share_in is None else share_in
             case "channel":
-                share_in, share_out, share_kernel = 1, out_channels, _square(kernel_size, mode)
+                share_in, share_out, share_kernel = 1, out_channels // groups, _square(kernel_size, mode)
             case "local":
-                share_in, share_out, share_kernel = 1, out_channels, 1
+                share_in, share_out, share_kernel = 1, out_channels // groups, 1
             case "output":
                 share_in, share_out, share_kernel = 1, 1, _square(kernel_size, mode)
             case _:
@@ -234,6 +234,7 @@ class KernelAttention(Kernel):
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """What ``conv(x)`` becomes."""
+        scale = self.multiplier(x)
         padding = conv.padding
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
             if padding == "same":
@@ -245,18 +246,18 @@ class KernelAttention(Kernel):
             "dilation": conv.dilation,
             "groups": conv.groups,
         }
-        scale = self.multiplier(x)
         path = ("taps" if self.constant_in else "grouped") if self.path == "auto" else self.path
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        bias = None if conv.bias is None else conv.bias.to(dtype)
         if path == "taps":
             if not self.constant_in:
                 raise UserError(
                     "path='taps' needs attention that is constant along input channels (share_in left alone)"
                 )
             scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2)
-            return conv_by_taps(x, conv.weight, scale.to(dtype), conv.bias, **how)
+            return conv_by_taps(x, conv.weight, scale.to(dtype), bias, **how)
         scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-        return conv_per_sample(x, conv.weight.to(dtype) * scale, conv.bias, path, **how)
+        return conv_per_sample(x, conv.weight.to(dtype) * scale, bias, path, **how)
 
 
 def _square(kernel: tuple[int, int], mode: str) -> int:

@@ -9,11 +9,14 @@ what is inserted before ``torch.compile`` or ``torch.export`` is compiled and ex
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
+from foveal.attention.layers import own_modules
 from foveal.attention.registry import Gate, Kernel, Mechanism, Start, mechanisms
 from foveal.attention.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
@@ -68,7 +71,7 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
         UserError: nothing matches (with near misses), or a layer that was named cannot be served (with the reason).
     """
     cls = look_up(name)
-    layers = {n: m for n, m in model.named_modules() if n and not _inside_attached(n)}
+    layers = dict(own_modules(model))
     if at is None:
         chosen = [n for n in cls.usual(model) if n in layers and cls.serves(layers[n]) is None]
         if not chosen:
@@ -79,7 +82,10 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
             raise UserError(f"at: the predicate chose none of the {len(layers)} layers of {type(model).__name__}")
     else:
         chosen = []
-        for pattern in [at] if isinstance(at, str) else at:
+        patterns = [at] if isinstance(at, str) else list(at)
+        if not patterns:
+            raise UserError("at: the list is empty; name at least one layer, or leave it out for the usual ones")
+        for pattern in patterns:
             matches = [n for n in layers if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
                 raise unknown("layer", pattern, layers)
@@ -89,10 +95,6 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
         if reason is not None:
             raise UserError(f"{name!r} cannot be put on {n} ({type(layers[n]).__name__}): {reason}")
     return {n: layers[n] for n in chosen}
-
-
-def _inside_attached(name: str) -> bool:
-    return "attached" in name.split(".")
 
 
 class Insertion:
@@ -127,13 +129,16 @@ class Insertion:
         return f"Insertion({self.mechanism!r} at {len(self.sites)} sites)"
 
 
-def _attach(layer: nn.Module, key: str, module: Mechanism) -> None:
-    if not isinstance(layer, Attended):
-        if hasattr(layer, "attached"):
-            raise UserError(f"{type(layer).__name__} has an attribute 'attached' of its own, which insertion needs")
-        layer.add_module("attached", nn.ModuleDict())
-        layer.__class__ = _attended(type(layer))
-    layer.attached[key] = module  # type: ignore
+def _attach(layer: nn.Module, site: str, key: str, module: Mechanism) -> None:
+    if isinstance(layer, Attended):
+        layer.attached[key] = module
+        return
+    if hasattr(layer, "attached"):
+        kind = type(layer).__name__
+        raise UserError(f"{site}: {kind} has an attribute 'attached' of its own, which insertion needs")
+    attached = nn.ModuleDict({key: module})
+    layer.__class__ = _attended(type(layer))
+    layer.attached = attached
 
 
 def _detach(layer: nn.Module, key: str) -> None:
@@ -176,23 +181,28 @@ def insert(
     keys: dict[str, str] = {}
     for site, layer in layers.items():
         there = list(layer.attached) if isinstance(layer, Attended) else []
-        count = sum(key.split("-")[0] == mechanism for key in there)
-        if count and not stack:
+        if any(re.fullmatch(rf"{re.escape(mechanism)}(-\d+)?", key) for key in there) and not stack:
             raise UserError(f"{site} has {mechanism!r} already; eject it first, or pass stack=True to add another")
         if issubclass(cls, Kernel) and any(isinstance(m, Kernel) for m in getattr(layer, "attached", {}).values()):
             raise UserError(
                 f"{site} has a kernel mechanism already ({', '.join(there)}); only one can compute a convolution"
             )
-        keys[site] = mechanism if not count else f"{mechanism}-{count + 1}"
+        numbered = (f"{mechanism}-{i}" for i in itertools.count(2))
+        keys[site] = next(key for key in itertools.chain([mechanism], numbered) if key not in there)
         made[site] = _build(cls, layer, site, start, options)
     reference = next(model.parameters(), None)
-    for site, layer in layers.items():
-        own = next(layer.parameters(), reference)
-        if own is not None:
-            made[site].to(device=own.device, dtype=own.dtype)
-        made[site].train(layer.training)
-        _attach(layer, keys[site], made[site])
-    return Insertion(mechanism, layers, keys)
+    done = Insertion(mechanism, layers, keys)
+    try:
+        for site, layer in layers.items():
+            own = next(layer.parameters(), reference)
+            if own is not None:
+                made[site].to(device=own.device, dtype=own.dtype)
+            made[site].train(layer.training)
+            _attach(layer, site, keys[site], made[site])
+    except BaseException:
+        done.eject()
+        raise
+    return done
 
 
 def _build(cls: type[Mechanism], layer: nn.Module, site: str, start: Start, options: dict[str, Any]) -> Mechanism:

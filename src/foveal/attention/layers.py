@@ -38,15 +38,20 @@ def is_depthwise(conv: nn.Module) -> bool:
     return isinstance(conv, nn.Conv2d) and conv.groups > 1 and conv.groups == conv.in_channels
 
 
+def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules by name but the model itself and what :func:`foveal.insert` has attached to it."""
+    return ((name, module) for name, module in model.named_modules() if name and "attached" not in name.split("."))
+
+
 def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
     """All convolutions by name, in order."""
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+    return [(name, module) for name, module in own_modules(model) if isinstance(module, nn.Conv2d)]
 
 
 def blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules with two or more convolutions of their own that are no mere containers: residual blocks and the like."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict) or not name:
+    for name, module in own_modules(model):
+        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             continue
         if sum(isinstance(child, nn.Conv2d) for child in module.children()) >= 2:
             yield name, module
@@ -71,7 +76,7 @@ def block_ends(model: nn.Module) -> list[str]:
 
 
 def _after_convolutions(model: nn.Module) -> list[str]:
-    leaves = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Conv2d, *NORMS))]
+    leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, (nn.Conv2d, *NORMS))]
     found = []
     for i, (name, module) in enumerate(leaves):
         if isinstance(module, nn.Conv2d):

@@ -115,6 +115,10 @@ def register_mechanism(name: str) -> Callable[[M], M]:
             raise UserError(
                 f"mechanism {name!r}: expected a class derived from foveal.attention.Gate or Kernel, got {cls!r}"
             )
+        if not name or "." in name:
+            raise UserError(
+                f"a mechanism's name is part of state-dict keys: it needs a name without dots, got {name!r}"
+            )
         _MECHANISMS[name] = cls
         return cls
 
