@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=None, help="images to paint (15,000 on a GPU, 2,000 on a CPU)")
     parser.add_argument("--steps", type=int, default=None, help="training steps a model (200 on a GPU, 5 on a CPU)")
     parser.add_argument("--batch", type=int, default=200)
-    parser.add_argument("--csv", type=Path, help="also append rows to this file")
+    parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = device.type == "cuda"

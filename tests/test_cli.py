@@ -147,6 +147,13 @@ def test_weights_that_do_not_fit(monkeypatch, capsys, run, tmp_path):
     assert "does not fit" in err
 
 
+def test_brackets_in_a_path_are_no_markup(monkeypatch, capsys, tmp_path):
+    (tmp_path / "[red]x").mkdir()
+    status, out, _ = call(monkeypatch, capsys, "data", "mref", "--data", tmp_path / "[red]x")
+    assert status == 0
+    assert str(tmp_path / "[red]x") in out
+
+
 def test_data_says_what_is_missing(monkeypatch, capsys, tmp_path):
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "train-images-idx3-ubyte.gz").write_bytes(b"")

@@ -118,6 +118,19 @@ def test_published_numbers(row, ending):
         ("optim: {name: lion}", r"optim\.name: expected one of rmsprop, adam, adamw, sgd, got 'lion'"),
         ("data: 3", "data: expected a section with keys, got 3"),
         ("version: '1'", "version: expected a whole number, got '1'"),
+        ("seed: -1", "seed: expected at least 0, got -1"),
+        ("train: {epochs: 0}", r"train\.epochs: expected at least 1, got 0"),
+        ("train: {epochs: -1}", r"train\.epochs: expected at least 1, got -1"),
+        ("train: {batch: 0}", r"train\.batch: expected at least 1, got 0"),
+        ("train: {eval_batch: 0}", r"train\.eval_batch: expected at least 1, got 0"),
+        ("train: {patience: -1}", r"train\.patience: expected at least 0, got -1"),
+        ("optim: {lr: -1}", r"optim\.lr: expected at least 0, got -1"),
+        ("optim: {lr: .nan}", r"optim\.lr: expected at least 0, got nan"),
+        ("optim: {every: 0}", r"optim\.every: expected at least 1, got 0"),
+        ("optim: {factor: 0}", r"optim\.factor: expected a number above 0, got 0"),
+        ("optim: {clip: -1}", r"optim\.clip: expected a number above 0, got -1"),
+        ("loss: {floor: -1}", r"loss\.floor: expected at least 0, got -1"),
+        ("loss: {floor: 0.1, label_smoothing: 0.1}", "loss.label_smoothing and loss.floor exclude each other"),
     ],
 )
 def test_wrong_keys_and_values(text, message, write):
@@ -335,6 +348,12 @@ def test_a_dumped_recipe_loads_as_the_same(name, write):
     assert again == recipe
     assert again.name == name
     assert again.dump() == recipe.dump()
+
+
+def test_an_option_that_was_taken_away_stays_away(write):
+    recipe = load("hattnet/vg-soft", ["model.checkpoint=null", "data.sizes=null"])
+    assert "checkpoint" not in recipe.model
+    assert load(write(recipe.dump(), "saved.yaml")) == recipe
 
 
 def test_a_dump_is_plain_yaml():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -48,13 +49,10 @@ def demo(
     from foveal.see import report
     from foveal.tasks.reproduce import named_cells, run_all
 
-    console.print(
-        "Five models are asked the colour of one digit among several. Data: scikit-learn's digits, no download."
-    )
+    _say("Five models are asked the colour of one digit among several. Data: scikit-learn's digits, no download.")
     names = [name for name in available() if name.startswith("demo/")]
     cells = named_cells(names, 1, out)
-    failures = run_all(cells, jobs=jobs, say=console.print)
-    _fail(failures)
+    _fail(run_all(cells, jobs=jobs, say=_say))
     from foveal.tasks.run import read_result
 
     table = Table("model", "accuracy", "attention on the digit", "parameters", "seconds")
@@ -109,7 +107,7 @@ def _listing(title: str, rows: dict[str, str]) -> None:
     console.print(f"[bold]{title}[/bold]")
     width = max(map(len, rows), default=0)
     for name, said in rows.items():
-        console.print(f"  {name:{width}}  {said}".rstrip(), highlight=False, soft_wrap=True)
+        _say(f"  {name:{width}}  {said}".rstrip())
 
 
 @app.command()
@@ -134,8 +132,8 @@ def train(
 
     result = fit(plan, out, data=data)
     if finished:
-        console.print(f"{out} is finished already; its result:", soft_wrap=True, highlight=False, markup=False)
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        _say(f"{out} is finished already; its result:")
+    if _leader():
         _show_result(result, out)
 
 
@@ -144,7 +142,9 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
     """Test a finished run again."""
     from foveal.tasks import run as runs
 
-    _show_result(runs.evaluate(run, data=data), run)
+    result = runs.evaluate(run, data=data)
+    if _leader():
+        _show_result(result, run)
 
 
 @app.command()
@@ -159,7 +159,7 @@ def predict(
 
     found = ask(run, image, query)
     for answer, probability in found.answers[:5]:
-        console.print(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}", highlight=False)
+        _say(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}")
     out = out or Path(f"{image.stem}-{query}.png")
     try:
         found.picture.save(out)
@@ -195,10 +195,11 @@ def reproduce(
 
     todo = cells(table, seeds, out, overrides or [])
     done = sum(cell.done for cell in todo)
-    console.print(f"{table}: {len(todo)} runs, {done} finished before")
-    failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=console.print)
+    _say(f"{table}: {len(todo)} runs, {done} finished before")
+    failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=_say)
     rows = summarise(todo)
-    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table)
+    other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
+    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table, caption=other)
     for row in rows:
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
         shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
@@ -244,10 +245,9 @@ def data(
     from foveal.data import data_root, dataset, datasets
 
     folder = data_root(root)
-    said = (
+    _say(
         f"Data folder: {folder}" if folder else "No data folder: set FOVEAL_DATA or --data to where your datasets are."
     )
-    console.print(said, highlight=False, soft_wrap=True)
     for entry in [dataset(name)] if name else datasets().values():
         missing = entry.missing(folder)
         state = "[green]there[/green]" if not missing else "[yellow]missing[/yellow]"
@@ -257,7 +257,7 @@ def data(
                 f"    {'[yellow]–[/yellow]' if path in missing else '[green]✓[/green]'} {path}", highlight=False
             )
         if missing:
-            console.print(f"    {entry.how}", highlight=False, soft_wrap=True)
+            _say(f"    {entry.how}")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -280,22 +280,29 @@ def bench(
     runpy.run_path(str(known[name]), run_name="__main__")
 
 
+def _leader() -> bool:
+    """Whether this process speaks for all that train together."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
 def _show_result(result: dict[str, Any], out: Path) -> None:
-    said = f"{result['title']} on {result['dataset']}: {result['data']}"
-    console.print(said, highlight=False, soft_wrap=True, markup=False)
+    _say(f"{result['title']} on {result['dataset']}: {result['data']}")
     published = result.get("published") or {}
     for name, value in result["metrics"].items():
         if value is not None:
             caveat = ", on other data" if result["embedded"] else ""
             beside = f"   (published {published[name]:.2%}{caveat})" if name in published else ""
-            console.print(f"  {name:28} {value:8.2%}{beside}", highlight=False)
-    console.print(
-        f"Everything is in {out}; `foveal see {out}` makes a page of it.", highlight=False, soft_wrap=True, markup=False
-    )
+            _say(f"  {name:28} {value:8.2%}{beside}")
+    _say(f"Everything is in {out}; `foveal see {shlex.quote(str(out))}` makes a page of it.")
+
+
+def _say(text: str) -> None:
+    """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 def _say_written(what: str, path: Path) -> None:
-    console.print(f"{what}: {path.resolve()}", highlight=False, soft_wrap=True, markup=False)
+    _say(f"{what}: {path.resolve()}")
 
 
 def _fail(failures: list[str]) -> None:

@@ -52,6 +52,13 @@ class Optim:
     factor: float = 1.5
     clip: float | None = None
 
+    def __post_init__(self) -> None:
+        _check_least(self, "optim", lr=0, weight_decay=0, momentum=0, alpha=0, eps=0, after=0, every=1)
+        for name in ("factor", "clip"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UserError(f"optim.{name}: expected a number above 0, got {value:g}")
+
 
 @dataclass
 class Train:
@@ -62,7 +69,7 @@ class Train:
         patience: stop after so many epochs without a better validation score, or null.
         batch: samples a step and process.
         eval_batch: samples a step in validation and test.
-        precision: ``32``, ``bf16`` or ``16`` (automatic mixed precision).
+        precision: ``32`` (matrix products in TF32 on a GPU), or ``bf16`` or ``16`` (automatic mixed precision).
         compile: compile the training step with torch.compile.
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch.
         sync_batchnorm: batch norm statistics over all processes (GPU only).
@@ -82,6 +89,9 @@ class Train:
     sync_batchnorm: bool = False
     tensorboard: bool = False
 
+    def __post_init__(self) -> None:
+        _check_least(self, "train", epochs=1, patience=0, batch=1, eval_batch=1)
+
 
 @dataclass
 class Loss:
@@ -89,11 +99,17 @@ class Loss:
 
     Attributes:
         label_smoothing: of the cross entropy.
-        floor: added to the probability of the right answer before the logarithm (1e-5 in the authors' code).
+        floor: added to the probability of the right answer before the logarithm (1e-5 in the authors' code); not
+            together with ``label_smoothing``.
     """
 
     label_smoothing: float = 0.0
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_least(self, "loss", label_smoothing=0, floor=0)
+        if self.label_smoothing and self.floor:
+            raise UserError("loss.label_smoothing and loss.floor exclude each other; set one of them to 0")
 
 
 @dataclass
@@ -134,6 +150,9 @@ class Recipe:
     train: Train = field(default_factory=Train)
     published: Published | None = None
 
+    def __post_init__(self) -> None:
+        _check_least(self, "", seed=0)
+
     def dump(self) -> str:
         """The resolved recipe as YAML that :func:`load` reads back."""
         return yaml.safe_dump(_plain(dataclasses.asdict(self)), sort_keys=False, allow_unicode=True)
@@ -169,6 +188,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     for section in ("data", "model"):
         if not isinstance(getattr(recipe, section).get("name"), str):
             raise UserError(f"recipe {name}: {section}.name is missing")
+        options = getattr(recipe, section)
+        setattr(recipe, section, {k: v for k, v in options.items() if v is not None})  # null takes an option away
     recipe.title = recipe.title or recipe.model["name"]
     return recipe
 
@@ -254,6 +275,14 @@ def _check_names(raw: Mapping[str, Any], known: Iterable[str], where: str) -> No
         if key not in known:
             error = unknown("key", str(key), known)
             raise UserError(f"{where}: {error}" if where else f"recipe: {error}")
+
+
+def _check_least(section: Any, where: str, **least: int) -> None:
+    """Complain of a number below the least that makes sense; None is no number."""
+    for name, bound in least.items():
+        value = getattr(section, name)
+        if value is not None and not value >= bound:
+            raise UserError(f"{_join(where, name)}: expected at least {bound}, got {value:g}")
 
 
 def _join(where: str, key: str) -> str:

@@ -356,6 +356,19 @@ def test_the_official_files(tmp_path):
     assert len(data.scenes("test")) >= 10
 
 
+def test_what_only_the_test_needs_is_missed_before_training(tmp_path):
+    root = write_mnist(tmp_path)
+    (root / "mnist" / "t10k-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz is missing"):
+        make("mref", root, digits="mnist", sources="split")
+
+
+def test_one_scale_for_all_digits():
+    data = make(scale=(0.5, 0.5))
+    assert data.scale_edges[0] == 0.5 < data.scale_edges[1]
+    assert (data.scenes("val").scale[data.scenes("val").digit >= 0] == 0.5).all()
+
+
 def test_photographs_behind_the_official_files(tmp_path):
     root = write_mnist(tmp_path)
     with pytest.raises(DataError, match=r"no folder of photographs at .*backgrounds"):

@@ -6,7 +6,8 @@ import torch
 from small_genome import write
 
 from foveal.data import dataset, datasets
-from foveal.data.attributes import EpochBatches, VisualGenomeData, VisualGenomeOptions
+from foveal.data.attributes import VisualGenomeData, VisualGenomeOptions
+from foveal.data.batches import EpochBatches
 from foveal.data.shapes import CANVAS, COLOURS, SHAPES, Shapes, things
 from foveal.errors import DataError, UnknownNameError, UserError
 from foveal.tasks.run import build_source

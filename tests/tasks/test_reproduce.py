@@ -1,10 +1,14 @@
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from tiny import write_recipe
 
-from foveal.errors import UnknownNameError
+from foveal.errors import RunError, UnknownNameError
 from foveal.recipe import Published, load
 from foveal.tasks import reproduce
 from foveal.tasks.reproduce import Cell, cells, run_all, summarise, tables, write_csv
@@ -59,6 +63,42 @@ def test_side_by_side_and_a_failing_cell(tmp_path):
     assert all(cell.done for cell in todo)
 
 
+def test_results_of_other_settings_do_not_pass_for_these(tmp_path):
+    todo = tiny_cells(tmp_path, 1)
+    run_all(todo, say=lambda line: None)
+    other = Cell(load(write_recipe(tmp_path), ["train.epochs=2"]), todo[0].out)
+    with pytest.raises(RunError, match="holds a run of another recipe"):
+        run_all([other], say=lambda line: None)
+
+
+SIDE_BY_SIDE = """
+import sys
+from pathlib import Path
+from foveal.recipe import load
+from foveal.tasks.reproduce import Cell, run_all
+if __name__ == "__main__":
+    recipes = [load(sys.argv[1], ["train.epochs=5000", f"seed={i}"]) for i in range(6)]
+    run_all([Cell(recipe, Path(sys.argv[2]) / str(recipe.seed)) for recipe in recipes], jobs=2)
+"""
+
+
+def test_ctrl_c_stops_all_and_starts_nothing_new(tmp_path):
+    """Also where only the first process hears of it, as with ``kill -INT``."""
+    script, out = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(SIDE_BY_SIDE)
+    words = [sys.executable, script, write_recipe(tmp_path), out]
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("*/last.ckpt"))) < 2:
+        assert child.poll() is None, child.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)  # the pipe is closed when the last of the processes is gone
+    assert "InterruptedRunError: stopped. The same command goes on" in said
+    assert len(list(out.glob("*/recipe.yaml"))) == 2
+
+
 def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
     todo = tiny_cells(tmp_path, 3)
     for cell, accuracy in zip(todo, (0.5, 0.6, 0.7), strict=True):
@@ -82,3 +122,6 @@ def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
     write_csv(path, rows)  # replaces its own rows, keeps the others
     with open(path, newline="") as file:
         assert sorted(row["table"] for row in csv.DictReader(file)) == ["other", "other", "t", "t"]
+    write_csv(path, [{**row, "recipe": "another"} for row in rows])  # a table of which only one cell was run
+    with open(path, newline="") as file:
+        assert len(list(csv.DictReader(file))) == 6

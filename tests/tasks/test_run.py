@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from tiny import write_recipe
 
 from foveal.data.scenes import Scenes
-from foveal.errors import DivergedError, RunError, UserError
+from foveal.errors import DivergedError, InterruptedRunError, RunError, UserError
 from foveal.recipe import load
-from foveal.tasks import evaluate, fit
+from foveal.tasks import evaluate, fit, folder, run
 from foveal.tasks.callbacks import read_journal
 from foveal.tasks.folder import SafeCheckpointIO, writing
+from foveal.tasks.refer import Refer
 from foveal.tasks.run import build_source, load_model
 
 
@@ -170,8 +171,6 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
 
 def test_nan_stops_with_step_batch_and_last_value(recipe, tmp_path, monkeypatch):
     """From the third epoch on one batch is not a number; the checkpoint of the second epoch stays good."""
-    from foveal.tasks.refer import Refer
-
     plain = Refer.training_step
 
     def broken(self, batch, batch_idx):
@@ -186,6 +185,109 @@ def test_nan_stops_with_step_batch_and_last_value(recipe, tmp_path, monkeypatch)
     saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
     assert saved["epoch"] == 1
     assert all(torch.isfinite(v).all() for v in saved["state_dict"].values() if v.is_floating_point())
+
+
+def test_weights_spoilt_by_the_last_step_of_an_epoch_are_not_saved(recipe, tmp_path, monkeypatch):
+    """No loss has seen them yet, but a checkpoint would have kept them for good."""
+
+    def spoil(self, outputs, batch, batch_idx):
+        if self.current_epoch == 1 and batch_idx == 5:
+            with torch.no_grad():
+                next(self.parameters()).fill_(float("nan"))
+
+    monkeypatch.setattr(Refer, "on_train_batch_end", spoil)
+    with pytest.raises(
+        DivergedError, match=r"not finite after step 12 \(epoch 1, batch 5\); the last finite value was"
+    ):
+        fit(recipe, tmp_path / "run", progress=False)
+    assert torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)["epoch"] == 0
+
+
+def fail(*args):
+    """The power fails."""
+    raise ConnectionError
+
+
+def test_a_moved_run_keeps_its_best_epoch(recipe, tmp_path, monkeypatch):
+    recipe.optim.lr, recipe.model["norm"] = 0.0, False  # no epoch is better than the first
+    plain = Refer.training_step
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(
+            Refer, "training_step", lambda self, *batch: (fail if self.current_epoch == 2 else plain)(self, *batch)
+        )
+        fit(recipe, tmp_path / "run", progress=False)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    result = fit(recipe, tmp_path / "moved", progress=False)
+    assert (result["epochs"], result["best_epoch"]) == (3, 0)
+    assert torch.load(tmp_path / "moved" / "best.ckpt", weights_only=True)["epoch"] == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_stopped_early_stays_stopped(recipe, tmp_path, monkeypatch):
+    """Killed between the end of training and its test, it is only tested when resumed."""
+    recipe.optim.lr, recipe.model["norm"] = 0.0, False
+    recipe.train.epochs, recipe.train.patience = 30, 2
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(run, "_test", fail)
+        fit(recipe, tmp_path / "run", progress=False)
+    assert len(read_journal(tmp_path / "run" / "metrics.jsonl")) == 3
+    assert fit(recipe, tmp_path / "run", progress=False)["epochs"] == 3
+
+
+def test_ctrl_c_during_the_test(recipe, tmp_path, monkeypatch):
+    """It says how to resume; testing again a run that has a result leaves that alone."""
+
+    def stopped(*args):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "a run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Refer, "test_step", stopped)
+        with pytest.raises(InterruptedRunError, match=f"foveal train '{out}'"):
+            fit(recipe, out, progress=False)
+    result = fit(recipe, out, progress=False)
+    monkeypatch.setattr(Refer, "test_step", stopped)
+    with pytest.raises(InterruptedRunError, match="earlier result .* untouched"):
+        evaluate(out)
+    assert fit(recipe, out, progress=False)["metrics"] == pytest.approx(result["metrics"])
+
+
+def test_how_the_recipe_was_named_is_no_matter(recipe, tmp_path, monkeypatch):
+    fit(recipe, tmp_path / "run", progress=False)
+    monkeypatch.chdir(tmp_path)
+    again = load("tiny.yaml")
+    assert again.name != recipe.name
+    assert fit(again, "run", progress=False)["epochs"] == 3
+
+
+def test_full_disk_while_the_journal_is_written(recipe, tmp_path, monkeypatch):
+    plain = os.replace
+
+    def full(source, target):
+        if Path(target).name == "metrics.jsonl":
+            raise OSError(28, "No space left on device")
+        plain(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunError, match=r"cannot write .*metrics\.jsonl: No space left"):
+        fit(recipe, tmp_path / "run", progress=False)
+
+
+def test_a_folder_with_a_recipe_has_its_environment(recipe, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(folder, "environment", fail)
+        fit(recipe, tmp_path / "run", progress=False)
+    fit(recipe, tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "environment.json").exists()
+
+
+def test_the_revision_is_that_of_foveal_alone(tmp_path, monkeypatch):
+    """Installed inside a repository of somebody else, it does not pass that one's revision for its own."""
+    monkeypatch.delenv("FOVEAL_REVISION", raising=False)
+    for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(folder, "__file__", str(tmp_path / "folder.py"))
+    assert folder.environment()["revision"] is None
 
 
 FULL_DISK = """
@@ -290,6 +392,10 @@ def test_early_stopping(recipe, tmp_path):
         ("data.digits=mnist", "FOVEAL_DATA"),
         ("train.devices=0", "train:"),
         ("train.accelerator=abacus", "train:"),
+        ("model.dropout=2", "model hattnet: dropout probability"),
+        ("model.stages=0", "expected at least 1"),
+        ("model.stages=9", "too small for 9 stages"),
+        ("model.queries=3", "model.queries comes from the data"),
     ],
 )
 def test_mistakes_stop_before_training(tmp_path, change, said, monkeypatch):

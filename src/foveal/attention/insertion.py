@@ -180,10 +180,10 @@ def insert(
     made: dict[str, Mechanism] = {}
     keys: dict[str, str] = {}
     for site, layer in layers.items():
-        there = list(layer.attached) if isinstance(layer, Attended) else []
+        there = dict(layer.attached) if isinstance(layer, Attended) else {}
         if any(re.fullmatch(rf"{re.escape(mechanism)}(-\d+)?", key) for key in there) and not stack:
             raise UserError(f"{site} has {mechanism!r} already; eject it first, or pass stack=True to add another")
-        if issubclass(cls, Kernel) and any(isinstance(m, Kernel) for m in getattr(layer, "attached", {}).values()):
+        if issubclass(cls, Kernel) and any(isinstance(module, Kernel) for module in there.values()):
             raise UserError(
                 f"{site} has a kernel mechanism already ({', '.join(there)}); only one can compute a convolution"
             )

@@ -115,9 +115,10 @@ def register_mechanism(name: str) -> Callable[[M], M]:
             raise UserError(
                 f"mechanism {name!r}: expected a class derived from foveal.attention.Gate or Kernel, got {cls!r}"
             )
-        if not name or "." in name:
+        if not name or "." in name or hasattr(nn.ModuleDict(), name):
             raise UserError(
-                f"a mechanism's name is part of state-dict keys: it needs a name without dots, got {name!r}"
+                f"a mechanism's name becomes part of state-dict keys: it has no dots and is no attribute of a module, "
+                f"got {name!r}"
             )
         _MECHANISMS[name] = cls
         return cls

@@ -1,6 +1,16 @@
 """Real datasets in their official formats, and embedded ones that need no download."""
 
-from foveal.data import attributes, reference
+from foveal.data import attributes, classification, reference
 from foveal.data.registry import Entry, Source, data_root, dataset, datasets, register_data
 
-__all__ = ["Entry", "Source", "attributes", "data_root", "dataset", "datasets", "reference", "register_data"]
+__all__ = [
+    "Entry",
+    "Source",
+    "attributes",
+    "classification",
+    "data_root",
+    "dataset",
+    "datasets",
+    "reference",
+    "register_data",
+]

@@ -6,16 +6,15 @@ Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
 
 from foveal.data._visual_genome import SITE
+from foveal.data.batches import Batches, epoch_seed, read_batches
 from foveal.data.registry import Entry, register_data
 from foveal.data.shapes import Shapes
 from foveal.data.visual_genome import SPLITS, VisualGenomeAttributes
@@ -43,49 +42,6 @@ class VisualGenomeOptions:
     seed: int = 0
     sizes: tuple[int, int, int] | None = None
     workers: int = 2
-
-
-class EpochBatches(Sampler[list[int]]):
-    """Which samples are in each batch of one epoch and process.
-
-    Args:
-        count: how many samples there are.
-        batch: samples a batch and process.
-        shuffle: seed of this epoch's order, whose incomplete last batch is dropped; None for the order of the samples,
-            each of them exactly once.
-        rank, world: this process and the number of processes. Process r takes the r-th piece of every global batch, so
-            that ``world`` processes see at each step what one process with a ``world`` times larger batch would see.
-
-    >>> [list(EpochBatches(7, 2, rank=rank, world=2)) for rank in range(2)]
-    [[[0, 1], [4, 5]], [[2, 3], [6]]]
-    """
-
-    def __init__(self, count: int, batch: int, shuffle: int | None = None, rank: int = 0, world: int = 1) -> None:
-        self.count, self.batch, self.shuffle, self.rank, self.world = count, batch, shuffle, rank, world
-        if shuffle is not None and count < batch * world:
-            raise UserError(f"{count} training samples do not fill one batch of {batch} × {world} process(es)")
-
-    def __len__(self) -> int:
-        whole, rest = divmod(self.count, self.batch * self.world)
-        return whole + (self.shuffle is None and rest > self.rank * self.batch)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = torch.arange(self.count)
-        if self.shuffle is not None:
-            order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.shuffle))
-        for step in range(len(self)):
-            begin = (step * self.world + self.rank) * self.batch
-            yield order[begin : begin + self.batch].tolist()
-
-
-class Batches(DataLoader[dict[str, Any]]):
-    """A DataLoader whose workers report a damaged image in one line, not in a traceback of their own."""
-
-    def __iter__(self) -> Any:
-        try:
-            yield from super().__iter__()
-        except DataError as error:
-            raise DataError(str(error).strip().split("\n")[-1].removeprefix("foveal.errors.DataError: ")) from error
 
 
 class VisualGenomeData:
@@ -138,14 +94,14 @@ class VisualGenomeData:
         """
         if split not in self.splits:
             raise unknown("split", split, self.splits)
-        data = self.splits[split]
-        shuffle = seed * 100_003 + epoch if split == "train" else None
-        return Batches(
-            data,
-            batch_sampler=EpochBatches(len(data), batch, shuffle, rank, world),
-            num_workers=self.options.workers,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # of the workers' seeds; the training's own numbers stay as they are
+        return read_batches(
+            self.splits[split],
+            batch,
+            shuffle=epoch_seed(seed, epoch) if split == "train" else None,
+            rank=rank,
+            world=world,
+            workers=self.options.workers,
+            device=device,
         )
 
 

@@ -125,7 +125,9 @@ class ReferenceData:
         self.name, self.options = name, options
         self.embedded = options.digits == "embedded"
         low, high = options.scale
-        self.scale_edges = tuple(low + (high - low) * i / 5 for i in range(6))  # five bins: 0.5, 1, … 3 by default
+        bins = 5 if low < high else 1  # 0.5, 1, … 3 by default
+        high = max(high, low + 1e-3)
+        self.scale_edges = tuple(low + (high - low) * i / bins for i in range(bins + 1))
         self.spec = SceneSpec(
             canvas=options.canvas,
             digits=options.count,
@@ -143,7 +145,8 @@ class ReferenceData:
         self.root = root
         self._held: dict[tuple[str, int, str], Scenes] = {}
         self._sources: dict[str, Sources] = {}
-        self.sources("train")  # a missing or damaged file stops here, before training
+        for split in SPLITS:
+            self.sources(split)  # a missing or damaged file stops here, before training
 
     def describe(self) -> str:
         """One line on what the data is."""

@@ -124,6 +124,8 @@ class ReferenceNet(nn.Module):
         predict: Literal["marginal", "argmax"] = "marginal",
     ) -> None:
         super().__init__()
+        if min(channels, stages, hidden) < 1:
+            raise UserError(f"channels={channels}, stages={stages}, hidden={hidden}: expected at least 1 of each")
         self.attend, self.predict = attend, predict
         top = stages - 1
         self.stages = nn.ModuleList(Stage(3 if i == 0 else channels, channels) for i in range(stages))
@@ -153,6 +155,8 @@ class ReferenceNet(nn.Module):
         Returns:
             (N, classes); for ``attend="hard"`` they are the log-probabilities of the marginal.
         """
+        if feature_size(min(images.shape[-2:]), len(self.stages)) < 1:
+            raise UserError(f"images of {tuple(images.shape[-2:])} are too small for {len(self.stages)} stages")
         features = images
         for i, (stage, norm) in enumerate(zip(self.stages[:-1], self.norms, strict=True)):
             features = stage(features)

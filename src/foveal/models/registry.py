@@ -59,7 +59,13 @@ def create_model(name: str, **options: Any) -> nn.Module:
     if name not in _MODELS:
         raise unknown("model", name, _MODELS)
     model = _MODELS[name]
-    return model.build(**check_options(model.options, options, f"model {name}"))
+    checked = check_options(model.options, options, f"model {name}")
+    try:
+        return model.build(**checked)
+    except UserError:
+        raise
+    except ValueError as error:  # a value that torch refuses, such as a dropout of 2
+        raise UserError(f"model {name}: {error}") from error
 
 
 def any_model(name: str) -> nn.Module:

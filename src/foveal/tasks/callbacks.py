@@ -1,4 +1,4 @@
-"""What watches a run: the journal, the guard against divergence, and the progress bar."""
+"""What watches a run: the journal, the guard against divergence, checkpoints, patience, and the progress bar."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from torch import Tensor
 
 from foveal.errors import DivergedError
+from foveal.tasks.folder import write_text
 
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step
 
@@ -25,7 +28,7 @@ class LossGuard(L.Callback):
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, int, Tensor]] = []
-        self.total, self.count, self.last_finite = 0.0, 0, math.nan
+        self.total, self.count, self.last_finite, self.batch = 0.0, 0, math.nan, 0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the mean anew."""
@@ -35,6 +38,7 @@ class LossGuard(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Keep the loss on its device; look at it now and then."""
+        self.batch = batch_idx
         self.pending.append((trainer.global_step, batch_idx, outputs["loss"].detach()))
         if len(self.pending) >= EVERY:
             self.look(trainer)
@@ -46,22 +50,28 @@ class LossGuard(L.Callback):
             return
         for (step, batch, _), loss in zip(pending, torch.stack([p[2] for p in pending]).tolist(), strict=True):
             if not math.isfinite(loss):
-                raise DivergedError(
-                    f"the loss became {loss} at step {step} (epoch {trainer.current_epoch}, batch {batch}); the last "
-                    f"finite value was {self.last_finite:.4g}. The last checkpoint is from before that. "
-                    "Try a lower optim.lr or optim.clip"
-                )
+                raise self._diverged(f"the loss became {loss} at step {step}", trainer, batch)
             self.last_finite = loss
             self.total, self.count = self.total + loss, self.count + 1
 
+    def _diverged(self, what: str, trainer: L.Trainer, batch: int) -> DivergedError:
+        before = f"the last finite value was {self.last_finite:.4g}"
+        return DivergedError(
+            f"{what} (epoch {trainer.current_epoch}, batch {batch}); "
+            f"{before if math.isfinite(self.last_finite) else 'no loss was finite before'}. Every checkpoint is from "
+            "before that. Try a lower optim.lr or optim.clip in another --out"
+        )
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look before anything is measured or saved."""
+        """Look before anything is measured or saved; the last step may have spoilt weights that no loss has seen."""
         self.look(trainer)
+        if not bool(torch.stack([p.detach().isfinite().all() for p in pl_module.parameters()]).all()):
+            raise self._diverged(f"weights are not finite after step {trainer.global_step}", trainer, self.batch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Publish the mean."""
         self.look(trainer)
-        trainer.callback_metrics["train/loss"] = torch.tensor(self.total / max(1, self.count))
+        pl_module.log("train/loss", self.total / max(1, self.count), rank_zero_only=True)
 
 
 class Journal(L.Callback):
@@ -69,27 +79,23 @@ class Journal(L.Callback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.before = 0.0
+        self.rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the lines of the epochs that are done."""
-        self.start = time.monotonic()
-        if not trainer.is_global_zero:
-            return
-        rows = [row for row in read_journal(self.path) if row["epoch"] < trainer.current_epoch]
-        self.before = rows[-1]["seconds"] if rows else 0.0
-        self.path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        self.rows = [row for row in read_journal(self.path) if row["epoch"] < trainer.current_epoch]
+        self.start = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add this epoch's line."""
         if not trainer.is_global_zero:
             return
         row: dict[str, Any] = {"epoch": trainer.current_epoch, "step": trainer.global_step}
-        row["seconds"] = round(self.before + time.monotonic() - self.start, 3)
+        row["seconds"] = round(time.monotonic() - self.start, 3)
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         row |= {k: round(float(v), 6) for k, v in sorted(trainer.callback_metrics.items())}
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        self.rows.append(row)
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
@@ -101,6 +107,28 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError:
             continue
     return rows
+
+
+class Patience(EarlyStopping):
+    """Early stopping that is not forgotten by a run that was killed after it and resumed for its test."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop at once if patience had run out already."""
+        trainer.should_stop = self.wait_count >= max(1, self.patience)
+
+
+class Checkpoint(ModelCheckpoint):
+    """Checkpoints in a run folder that may be moved before it is resumed; Lightning's own forgets the best score."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the paths of the checkpoints to be in this folder."""
+
+        def here(path: str) -> str:
+            return str(Path(str(self.dirpath), Path(path).name)) if path else path
+
+        paths = {k: here(state_dict[k]) for k in ("best_model_path", "kth_best_model_path", "last_model_path")}
+        models = {here(path): score for path, score in state_dict["best_k_models"].items()}
+        super().load_state_dict(state_dict | paths | {"dirpath": self.dirpath, "best_k_models": models})
 
 
 class ProgressLine(L.Callback):
@@ -116,15 +144,22 @@ class ProgressLine(L.Callback):
         self.bar = None
         if not trainer.is_global_zero:
             return
-        columns = ("[bold]{task.description}", "epoch {task.fields[epoch]}", "{task.fields[said]}")
-        text = [TextColumn(c) for c in columns]
         if self.console.is_terminal:
+            # On a narrow terminal the title is cut and the bar shrinks; the numbers and the time left stay whole.
             self.bar = Progress(
-                text[0], BarColumn(), *text[1:], TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+                TextColumn(
+                    "{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True, ratio=2)
+                ),
+                BarColumn(None, table_column=Column(ratio=1)),
+                TextColumn("{task.fields[said]}", table_column=Column(no_wrap=True, min_width=41)),
+                TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
+                TextColumn("left", table_column=Column(min_width=4)),
+                console=self.console,
+                expand=True,
             )
             self.bar.start()
             total = int(trainer.estimated_stepping_batches)
-            self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, epoch="", said="")
+            self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, said="")
         self.steps = 0
         self.begin = time.monotonic()
 
@@ -137,18 +172,13 @@ class ProgressLine(L.Callback):
         self.steps += 1
         self.batch = len(batch["query"]) * trainer.world_size
         if self.bar is not None and self.steps % 10 == 0:
-            self.bar.update(
-                self.job, completed=trainer.global_step, epoch=self._epoch(trainer), said=self._said(trainer)
-            )
-
-    def _epoch(self, trainer: L.Trainer) -> str:
-        return f"{trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.bar.update(self.job, completed=trainer.global_step, said=self._said(trainer))
 
     def _said(self, trainer: L.Trainer) -> str:
         speed = self.steps * self.batch / max(1e-9, time.monotonic() - self.begin)
-        known = trainer.callback_metrics
-        said = [f"{k.split('/')[-1]} {float(known[k]):.3f}" for k in ("train/loss", self.score) if k in known]
-        return " · ".join([*said, f"{speed:,.0f}/s"])
+        known, names = trainer.callback_metrics, {"train/loss": "loss", self.score: "val"}
+        said = [f"{name} {float(known[key]):.3f}" for key, name in names.items() if key in known]
+        return " · ".join([f"{trainer.current_epoch + 1}/{trainer.max_epochs}", *said, f"{speed:,.0f}/s"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Without a terminal: a line now and then."""
@@ -159,7 +189,7 @@ class ProgressLine(L.Callback):
             spent = time.monotonic() - self.begin
             left = spent / max(1, self.steps) * max(0, int(trainer.estimated_stepping_batches) - trainer.global_step)
             print(
-                f"{self.title}: epoch {self._epoch(trainer)} · {self._said(trainer)} · {left:.0f} s left",
+                f"{self.title}: epoch {self._said(trainer)} · {left:.0f} s left",
                 file=sys.stderr,
             )
 

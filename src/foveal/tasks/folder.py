@@ -1,9 +1,8 @@
 """The run folder: what lies where, written so that a crash or a full disk never destroys what was good.
 
-``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware, revision · ``metrics.jsonl`` a line an epoch
-·
-``last.ckpt``, ``best.ckpt`` checkpoints · ``weights.safetensors`` the best model, alone · ``result.json`` the test ·
-``samples.safetensors`` test samples with their attention, for pictures.
+``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware, revision · ``metrics.jsonl`` a line for each
+epoch · ``last.ckpt``, ``best.ckpt`` checkpoints · ``weights.safetensors`` the best model, alone · ``result.json`` the
+test · ``samples.safetensors`` test samples with their attention, for pictures.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ def writing(path: Path) -> Iterator[Path]:
                 partial.unlink(missing_ok=True)
 
 
+def quoted(path: Path) -> str:
+    """A path as it is typed in a shell."""
+    return shlex.quote(str(path))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, all of it or nothing."""
     with writing(path) as partial:
@@ -96,10 +102,10 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118 (not a dict)
     except FileNotFoundError as error:
         raise RunError(
-            f"{path} is missing; is the run finished? `foveal train {path.parent}` goes on with it"
+            f"{path} is missing; is the run finished? `foveal train {quoted(path.parent)}` goes on with it"
         ) from error
     except (OSError, SafetensorError, json.JSONDecodeError) as error:
-        raise RunError(f"{path} is damaged ({error}); `foveal train {path.parent}` writes it again") from error
+        raise RunError(f"{path} is damaged ({error}); `foveal train {quoted(path.parent)}` writes it again") from error
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -151,6 +157,7 @@ def _revision() -> str | None:
         ).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", __file__)  # a copy installed inside somebody else's repository is not in it
         return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -162,9 +169,7 @@ def open_run(recipe: Recipe, out: Path) -> Iterator[None]:
 
     While the block runs, no other process can open the same folder. Files that a killed process left half written go.
     """
-    written = out / "recipe.yaml"
-    if written.exists() and load(written) != recipe:
-        raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
+    check_recipe(recipe, out)
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / "lock", "a")  # noqa: SIM115 (closed below)
@@ -174,14 +179,22 @@ def open_run(recipe: Recipe, out: Path) -> Iterator[None]:
         try:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise RunError(f"another process is training in {out}; wait for it or choose another --out") from error
+        except OSError:
+            pass  # a file system without locks: two processes are not noticed, as on Windows
         for partial in out.glob(".*.partial"):
             partial.unlink(missing_ok=True)
-        if not written.exists():
-            write_text(written, recipe.dump())
+        if not (out / "recipe.yaml").exists():
             write_json(out / "environment.json", environment())
+            write_text(out / "recipe.yaml", recipe.dump())
         yield
+
+
+def check_recipe(recipe: Recipe, out: Path) -> None:
+    """Complain if ``out`` holds a run of another recipe; how the recipe was named is no matter."""
+    if (out / "recipe.yaml").exists() and replace(load_run(out), name=recipe.name) != recipe:
+        raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
 
 
 def load_run(out: Path) -> Recipe:

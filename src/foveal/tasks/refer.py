@@ -60,6 +60,8 @@ def build_model(
         options["checkpoint"] = _checkpoint(options["checkpoint"], root)
     name = recipe.model["name"]
     sizes = {"queries": queries, "classes": classes, "image_size": recipe.data.get("canvas", 100)}
+    if given := sorted(sizes.keys() & options.keys()):
+        raise UserError(f"model.{given[0]} comes from the data; leave it out of the recipe")
     return create_model(name, **{k: v for k, v in sizes.items() if accepts(name, k)} | options)
 
 
@@ -124,6 +126,7 @@ class Refer(L.LightningModule):
     def on_fit_start(self) -> None:
         """Compile if asked to."""
         if self.recipe.train.compile:
+            torch._dynamo.config.recompile_limit = 64  # one process may train many models, one after the other
             # Steps of small models are launch-bound: on a GPU replay them as CUDA graphs.
             self._step = torch.compile(
                 self._forward_loss, mode="reduce-overhead" if self.device.type == "cuda" else None

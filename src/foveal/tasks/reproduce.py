@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import multiprocessing
 import os
+import signal
 import statistics
-from collections.abc import Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
-from foveal.errors import InterruptedRunError, UserError, unknown
+from foveal.errors import InterruptedRunError, TrainingError, UserError, unknown
 from foveal.recipe import Recipe, available, load
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import write_text
+from foveal.tasks.folder import check_recipe, write_text
 from foveal.tasks.run import fit, read_result
 
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
@@ -77,8 +81,6 @@ def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) 
     if threads is not None:
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    torch.set_float32_matmul_precision("high")
-    torch._dynamo.config.recompile_limit = 64  # one process trains many models, one after the other
     return fit(cell.recipe, cell.out, data=data, progress=progress)
 
 
@@ -94,39 +96,64 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
     Returns:
         One line for each failure.
     """
-    waiting = [cell for cell in todo if not cell.done]
-    failures: list[str] = []
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: expected at least one")
-    if jobs == 1:
-        for i, cell in enumerate(waiting, 1):
-            try:
-                say(_line(i, len(waiting), cell, run_cell(cell, data, None, True)))
-            except InterruptedRunError:
-                raise
-            except Exception as error:  # reported; the other cells go on
-                failures.append(f"{cell}: {error}")
-                say(f"[{i}/{len(waiting)}] {cell} FAILED: {error}")
-        return failures
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool, _Bars(waiting) as bars:
-        running = {pool.submit(run_cell, cell, data, threads, False): cell for cell in waiting}
-        pending, ended = set(running), 0
+    for cell in todo:
+        check_recipe(cell.recipe, cell.out)  # a result of other settings must not pass for one of these
+    waiting = [cell for cell in todo if not cell.done]
+    failures: list[str] = []
+    ended = _one_by_one(waiting, data) if jobs == 1 else _side_by_side(waiting, data, jobs)
+    for i, (cell, result) in enumerate(ended, 1):
         try:
-            while pending:
-                done, pending = wait(pending, timeout=0.5, return_when=FIRST_COMPLETED)
-                bars.update()
-                for future in done:
-                    ended += 1
-                    try:
-                        say(_line(ended, len(waiting), running[future], future.result()))
-                    except Exception as error:  # reported; the other cells go on
-                        failures.append(f"{running[future]}: {error}")
-                        say(f"[{ended}/{len(waiting)}] {running[future]} FAILED: {error}")
-        except KeyboardInterrupt as stop:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
+            said = _line(i, len(waiting), cell, result())
+        except InterruptedRunError:
+            raise
+        except Exception as error:  # reported; the other cells go on
+            failures.append(f"{cell}: {error}")
+            said = f"[{i}/{len(waiting)}] {cell} FAILED: {error}"
+        say(said)
     return failures
+
+
+Ended = tuple[Cell, Callable[[], dict[str, Any]]]
+"""A cell, and a function that returns its result or raises what went wrong."""
+
+
+def _one_by_one(waiting: Sequence[Cell], data: str | None) -> Iterator[Ended]:
+    for cell in waiting:
+        yield cell, partial(run_cell, cell, data, None, True)
+
+
+def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Iterator[Ended]:
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    others = set(multiprocessing.active_children())
+    left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, _leave_interrupts_to_the_parent) as pool, _Bars(waiting) as bars:
+        try:
+            while True:
+                # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
+                for cell in itertools.islice(left, jobs - len(running)):
+                    running[pool.submit(run_cell, cell, data, threads, False)] = cell
+                if not running:
+                    return
+                for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result
+                bars.update()
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "a process died, perhaps for lack of memory; fewer --jobs need less. The same command goes on"
+            ) from error
+        except BaseException as stop:  # whatever it was, nobody waits for the results any more
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()  # a run can be resumed from its last epoch whenever it is killed
+            if isinstance(stop, KeyboardInterrupt):
+                raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
+            raise
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Bars:
@@ -219,12 +246,12 @@ def _hardware(out: Path) -> str:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write ``rows``; rows of other tables that are in the file already stay."""
+    """Write ``rows``; rows of other tables and recipes that are in the file already stay."""
     kept: list[dict[str, Any]] = []
     if path.exists():
-        ours = {row["table"] for row in rows}
+        ours = {(row["table"], row["recipe"]) for row in rows}
         with open(path, newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.DictReader(file) if row["table"] not in ours]
+            kept = [row for row in csv.DictReader(file) if (row.get("table"), row.get("recipe")) not in ours]
     if not rows:
         return
     text = io.StringIO()

@@ -7,21 +7,29 @@ import logging
 import signal
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
 from foveal.data import Source, data_root, dataset
 from foveal.errors import InterruptedRunError, RunError, UserError
 from foveal.recipe import Recipe, parse
-from foveal.tasks.callbacks import Journal, LossGuard, ProgressLine, read_journal
-from foveal.tasks.folder import SafeCheckpointIO, load_run, open_run, read_tensors, write_json, write_tensors
+from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, read_journal
+from foveal.tasks.folder import (
+    SafeCheckpointIO,
+    check_recipe,
+    load_run,
+    open_run,
+    quoted,
+    read_tensors,
+    write_json,
+    write_tensors,
+)
 from foveal.tasks.refer import Refer, build_model
 
 
@@ -64,7 +72,7 @@ def _build_source(name: str, options: Any, root: Path | None) -> Source:
     return dataset(name).build(options, root)
 
 
-def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback], **changes: Any) -> L.Trainer:
+def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Trainer:
     t = recipe.train
     logger: Any = False
     if t.tensorboard:
@@ -95,8 +103,9 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback], **changes: 
         "plugins": [SafeCheckpointIO()],
         "default_root_dir": out,
     }
+    torch.set_float32_matmul_precision("high")
     try:
-        return L.Trainer(**settings | changes)
+        return L.Trainer(**settings)
     except (ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError(f"train: {' '.join(str(error).split())}") from error
 
@@ -131,7 +140,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     """
     _quiet()
     out = Path(out)
-    if (out / "result.json").exists() and load_run(out) == recipe:
+    check_recipe(recipe, out)
+    if (out / "result.json").exists():
         return read_result(out)
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
@@ -140,14 +150,14 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     if progress:
         callbacks.append(ProgressLine(f"{source.name} {recipe.title}", task.score))
     if recipe.train.patience is not None:
-        callbacks.append(EarlyStopping(task.score, patience=recipe.train.patience, mode="max"))
+        callbacks.append(Patience(task.score, patience=recipe.train.patience, mode="max"))
     where: dict[str, Any] = {"dirpath": out, "enable_version_counter": False}
-    callbacks.append(ModelCheckpoint(filename="best", monitor=task.score, mode="max", save_weights_only=True, **where))
-    callbacks.append(ModelCheckpoint(filename="last", save_on_train_epoch_end=True, **where))
+    callbacks.append(Checkpoint(filename="best", monitor=task.score, mode="max", save_weights_only=True, **where))
+    callbacks.append(Checkpoint(filename="last", save_on_train_epoch_end=True, **where))
     trainer = _trainer(recipe, out, callbacks)
-    with open_run(recipe, out) if not _follower() else contextlib.nullcontext():
-        last = out / "last.ckpt"
-        _run_to_end(trainer, task, Feed(source, recipe), last if last.exists() else None, out)
+    last = out / "last.ckpt"
+    with open_run(recipe, out) if not _follower() else contextlib.nullcontext(), _stoppable(out):
+        trainer.fit(task, datamodule=Feed(source, recipe), ckpt_path=last if last.exists() else None)
         if trainer.is_global_zero:
             _export(source, out)
         trainer.strategy.barrier()
@@ -159,18 +169,21 @@ def _follower() -> bool:
     return getattr(rank_zero_only, "rank", 0) != 0
 
 
-def _run_to_end(trainer: L.Trainer, task: L.LightningModule, feed: Feed, resume: Path | None, out: Path) -> None:
+@contextlib.contextmanager
+def _stoppable(out: Path) -> Iterator[None]:
+    """Turn a user's Ctrl-C into an error that says how to go on."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
     try:
-        trainer.fit(task, datamodule=feed, ckpt_path=resume)
+        yield
     except SystemExit as stop:  # what Lightning makes of Ctrl-C, after its callbacks have run
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
-        saved = (
-            "from the last whole epoch" if (out / "last.ckpt").exists() else "from the beginning: no epoch was finished"
-        )
-        raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {out}") from stop
+        if (out / "result.json").exists():
+            raise InterruptedRunError(f"stopped. The earlier result in {out} is untouched") from stop
+        whole = (out / "last.ckpt").exists()
+        saved = "from the last whole epoch" if whole else "from the beginning: no epoch was finished"
+        raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {quoted(out)}") from stop
 
 
 def _export(source: Source, out: Path) -> None:
@@ -216,7 +229,8 @@ def evaluate(out: str | Path, *, data: str | Path | None = None) -> dict[str, An
     out = Path(out)
     recipe = load_run(out)
     source = build_source(recipe, data)
-    return _test(Refer(recipe, source, load_model(out)[0]), recipe, source, out)
+    with _stoppable(out):
+        return _test(Refer(recipe, source, load_model(out)[0]), recipe, source, out)
 
 
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -239,6 +253,8 @@ def read_result(out: Path) -> dict[str, Any]:
     try:
         return json.loads((out / "result.json").read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise RunError(f"{out} has no result yet; `foveal train {out}` finishes it") from error
+        raise RunError(f"{out} has no result yet; `foveal train {quoted(out)}` finishes it") from error
     except (OSError, json.JSONDecodeError) as error:
-        raise RunError(f"{out / 'result.json'} is damaged ({error}); `foveal test {out}` writes it again") from error
+        raise RunError(
+            f"{out / 'result.json'} is damaged ({error}); `foveal test {quoted(out)}` writes it again"
+        ) from error

@@ -1,0 +1,87 @@
+"""Standard augmentation of images for classification, from random numbers of each sample's own.
+
+What happens to a sample depends on (seed, epoch, number of the sample) alone: not on its batch, nor on the number of
+worker processes or GPUs, nor on whether a run was resumed.
+
+``large``, for photographs: a random part of 8–100% of the area, resized (Szegedy et al., https://arxiv.org/abs/1409.4842)
+and a random horizontal flip; evaluation sees the middle of the image after its short side became 256/224 of the size.
+``small``, for tiny images: padded by an eighth of the side (4 pixels of 32), cropped at random and flipped (Lee et al.,
+https://arxiv.org/abs/1409.5185); evaluation sees the whole of a square image. ``none``: training sees what evaluation
+sees, by the rule of ``large`` for image files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from foveal.data._random import integers, uniform
+
+FLIP, ROW, COLUMN, OTHER = range(4)  # streams of random numbers
+
+
+def view(size: int, augment: str, flip: bool, training: bool) -> Callable[[Image.Image], Tensor]:
+    """How an image file becomes uint8 (3, size, size); random in training unless ``augment`` is ``none``."""
+    from torchvision.transforms import v2  # a second of import that listing datasets need not take
+
+    short = size if augment == "small" else round(size * 256 / 224)
+    steps: list[Any] = [v2.Resize(short), v2.CenterCrop(size)]
+    if training and augment == "large":
+        steps = [v2.RandomResizedCrop(size)]
+    elif training and augment == "small":
+        steps.append(v2.RandomCrop(size, padding=size // 8))
+    if training and augment != "none" and flip:
+        steps.append(v2.RandomHorizontalFlip())
+    return v2.Compose([*steps, v2.PILToTensor()])
+
+
+def seeded(make: Callable[[Image.Image], Tensor], image: Image.Image, seed: int, sample: int) -> Tensor:
+    """``make(image)`` with torch's random numbers seeded for this sample; they are afterwards as they were before."""
+    number = int(uniform(seed, OTHER, torch.tensor([sample])).item() * 2**53)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(number)  # torch.manual_seed would also queue up work for every GPU
+        return make(image)
+
+
+def crop_and_flip(pixels: Tensor, sample: Tensor, seed: int, flip: bool) -> Tensor:
+    """``small`` for a whole batch at once, on the device where it lies.
+
+    Args:
+        pixels: uint8 (N, 3, S, S).
+        sample: number of each sample, int64 (N,) on the same device.
+        seed: of the epoch.
+        flip: whether to mirror every other image.
+
+    Returns:
+        uint8 (N, 3, S, S).
+    """
+    count, channels, side, _ = pixels.shape
+    border = side // 8
+    padded = F.pad(pixels, (border,) * 4)
+    along = torch.arange(side, device=pixels.device)
+    rows = integers(0, 2 * border, uniform(seed, ROW, sample))[:, None] + along
+    columns = integers(0, 2 * border, uniform(seed, COLUMN, sample))[:, None] + along
+    if flip:
+        columns = torch.where(uniform(seed, FLIP, sample)[:, None] < 0.5, columns.flip(1), columns)
+    which = torch.arange(count, device=pixels.device)[:, None, None, None]
+    channel = torch.arange(channels, device=pixels.device)[:, None, None]
+    return padded[which, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def resized(pixels: Tensor, side: int) -> Tensor:
+    """Square images uint8 (N, 3, H, H) at another size, bicubic with antialiasing."""
+    if pixels.shape[-1] == side:
+        return pixels
+    made = [
+        F.interpolate(part.float(), (side, side), mode="bicubic", antialias=True, align_corners=False)
+        .round()
+        .clamp(0, 255)
+        .to(torch.uint8)
+        for part in pixels.split(1024)
+    ]
+    return torch.cat(made)

@@ -1,0 +1,219 @@
+"""Images to be classified as a dataset of recipes, whatever the format on disk.
+
+The readers of :mod:`foveal.data.classification` say which images and labels there are; this file divides them into
+splits and makes batches. Image files are read by worker processes; sets of tiny images lie in memory on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from foveal.data.augment import crop_and_flip, resized, seeded, view
+from foveal.data.batches import EpochBatches, epoch_seed, read_batches
+from foveal.data.pictures import read_image
+from foveal.data.samples import Found, Samples, complete
+from foveal.errors import DataError, UserError, unknown
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The ``data`` section of a recipe; null stands for what is usual with the dataset.
+
+    Attributes:
+        folder: folder with the files, below the data folder or absolute.
+        size: side of the images that the model sees.
+        augment: ``large``, ``small`` or ``none`` (see :mod:`foveal.data.augment`).
+        flip: whether ``large`` and ``small`` also mirror images.
+        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
+            choose by the test images, as some papers do.
+        test_fraction: part of the images to test on, where the dataset has no official splits at all.
+        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        workers: processes that read images, in each training process; 0 to read in the training process itself.
+    """
+
+    folder: str | None = None
+    size: int | None = None
+    augment: Literal["none", "small", "large"] | None = None
+    flip: bool | None = None
+    val_fraction: float | None = None
+    test_fraction: float = 0.2
+    seed: int = 0
+    workers: int = 2
+
+
+@dataclass(frozen=True)
+class Format:
+    """A dataset's format and what is usual with it.
+
+    Attributes:
+        name, title: in recipes, and for people.
+        read: finds classes and samples in the folder.
+        folders: names that the folder may have below the data folder; none for an embedded dataset.
+        how: where to get the files.
+        size, augment, flip, val_fraction: as in :class:`ImageOptions`.
+        note: added to the description.
+    """
+
+    name: str
+    title: str
+    read: Callable[[Path], Found]
+    folders: tuple[str, ...] = ()
+    how: str = ""
+    size: int = 224
+    augment: Literal["none", "small", "large"] = "large"
+    flip: bool = True
+    val_fraction: float = 0.1
+    note: str = ""
+
+
+class ImageFiles(Dataset[dict[str, Any]]):
+    """Image files of one split, read one by one; augmented if ``seed`` is that of a training epoch."""
+
+    def __init__(self, samples: Samples, make: Callable[[Any], Tensor], seed: int | None) -> None:
+        self.samples, self.make, self.seed = samples, make, seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, n: int) -> dict[str, Any]:
+        image = read_image(self.samples.file(n))
+        made = self.make(image) if self.seed is None else seeded(self.make, image, self.seed, n)
+        return {"image": made, **labels_of(self.samples, n), "index": n}
+
+
+class HeldImages:
+    """Batches of images that lie on the device already: indexing and augmentation there, no copying from the host."""
+
+    def __init__(self, samples: Samples, batches: EpochBatches, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.samples, self.batches, self.change = samples, batches, change
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        pixels = self.samples.images
+        assert isinstance(pixels, Tensor)
+        for numbers in self.batches:
+            index = torch.tensor(numbers, device=pixels.device)
+            yield {"image": self.change(pixels[index], index), **labels_of(self.samples, index), "index": index}
+
+
+def labels_of(samples: Samples, n: int | Tensor) -> dict[str, Tensor]:
+    """Label and, where the dataset has it, valid of the ``n``-th samples."""
+    label = {"label": samples.labels[n]}
+    return label if samples.valid is None else label | {"valid": samples.valid[n]}
+
+
+class ImageData:
+    """A classification dataset, ready to be trained on."""
+
+    def __init__(self, form: Format, options: ImageOptions, root: Path | None) -> None:
+        self.form, self.name, self.options = form, form.name, options
+        self.embedded = not form.folders
+        self.size = _or(options.size, form.size)
+        self.augment = _or(options.augment, form.augment)
+        self.flip = _or(options.flip, form.flip)
+        self.val_fraction = _or(options.val_fraction, form.val_fraction)
+        self._check()
+        found = form.read(
+            Path() if self.embedded else _locate(form, options.folder, root)
+        )  # what is missing stops here
+        self.queries: list[str] = []
+        self.answers, self.official = found.answers, tuple(found.splits)
+        self.splits = complete(found.splits, self.val_fraction, options.test_fraction, options.seed)
+        self.multilabel = self.splits["train"].labels.ndim == 2
+        self.held = isinstance(self.splits["train"].images, Tensor)
+        if self.held and self.augment == "large":
+            raise UserError(f"data.augment=large is for image files; {self.name} is tiny images: use small or none")
+        self._on: dict[tuple[str, str], Samples] = {}
+
+    def _check(self) -> None:
+        o = self.options
+        if self.size < 1:
+            raise UserError(f"data.size={self.size}: expected 1 or more")
+        if o.workers < 0:
+            raise UserError(f"data.workers={o.workers}: expected 0 or more")
+        if not 0 <= self.val_fraction < 1:
+            raise UserError(f"data.val_fraction={self.val_fraction}: expected 0 or more and less than 1")
+        if not 0 < o.test_fraction < 1:
+            raise UserError(f"data.test_fraction={o.test_fraction}: expected more than 0 and less than 1")
+
+    def describe(self) -> str:
+        """One line on what the data is."""
+        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
+        said = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
+        notes = [self.form.note] if self.form.note else []
+        if self.splits["val"] is self.splits["test"]:
+            notes.append("validation and test are the same images")
+        if self.official == ("train",):
+            notes.append("no official splits: divided at random")
+        elif "test" not in self.official:
+            notes.append("tested on the official validation images")
+        return f"{said}, {self.size}×{self.size}" + "".join(f"; {note}" for note in notes)
+
+    def held_on(self, split: str, device: torch.device) -> Samples:
+        """Pixels and labels of ``split`` on ``device``, moved there once."""
+        samples, key = self.splits[split], (split, str(device))
+        if key not in self._on:
+            assert isinstance(samples.images, Tensor)
+            pixels = resized(samples.images, self.size)
+            valid = None if samples.valid is None else samples.valid.to(device)
+            self._on[key] = Samples(pixels.to(device), samples.labels.to(device), valid)
+        return self._on[key]
+
+    def loader(
+        self,
+        split: str,
+        batch: int,
+        *,
+        epoch: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device,
+    ) -> Iterable[dict[str, Tensor]]:
+        """Batches of ``split`` for one epoch; tiny images on ``device``, others in memory pinned if that is a GPU.
+
+        They hold image uint8 (N, 3, S, S), label int64 (N,) or of 0 and 1 float (N, K), index (N,) and, where the
+        official evaluation leaves some labels out, valid bool (N, K).
+        """
+        if split not in self.splits:
+            raise unknown("split", split, self.splits)
+        shuffle = epoch_seed(seed, epoch) if split == "train" else None
+        number = shuffle if self.augment != "none" else None
+        if not self.held:
+            data = ImageFiles(self.splits[split], view(self.size, self.augment, self.flip, split == "train"), number)
+            where: dict[str, Any] = {"rank": rank, "world": world, "device": device}
+            return read_batches(data, batch, shuffle=shuffle, workers=self.options.workers, **where)
+        samples = self.held_on(split, device)
+
+        def change(pixels: Tensor, index: Tensor) -> Tensor:
+            return pixels if number is None else crop_and_flip(pixels, index, number, self.flip)
+
+        return HeldImages(samples, EpochBatches(len(samples), batch, shuffle, rank, world), change)
+
+
+def _or(given: Any, usual: Any) -> Any:
+    return usual if given is None else given
+
+
+def _locate(form: Format, folder: str | None, root: Path | None) -> Path:
+    """The folder with the dataset's files."""
+    names = [Path(name).expanduser() for name in ([folder] if folder else form.folders)]
+    if root is None and not names[0].is_absolute():
+        raise DataError(
+            f"{form.name}: set FOVEAL_DATA (or --data) to a folder that holds {names[0]}/, or data.folder to its full "
+            f"path; {form.how}"
+        )
+    places = [(root or Path()) / name for name in names]
+    for place in places:
+        if place.is_dir():
+            return place
+    raise DataError(f"{form.name}: no folder {' or '.join(map(str, places))}; {form.how}")

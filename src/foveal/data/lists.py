@@ -1,0 +1,128 @@
+"""Datasets whose labels lie in text files beside the images: CUB-200-2011, Tiny-ImageNet and VOC."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from foveal.data.folders import class_names, class_samples, image_files, plain_name, read_folder, wordnet_names
+from foveal.data.samples import SPLITS, Found, Samples
+from foveal.errors import DataError
+
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+
+
+def table(path: Path, columns: int) -> list[list[str]]:
+    """Rows of a text file with at least ``columns`` words a line; blank lines do not count."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise DataError(f"{path} is missing; it comes with the official archive") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}); get it again") from error
+    rows = [line.split() for line in lines]
+    for number, row in enumerate(rows, 1):
+        if row and len(row) < columns:
+            raise DataError(f"{path} line {number}: expected {columns} words, got {lines[number - 1]!r}")
+    kept = [row for row in rows if row]
+    if not kept:
+        raise DataError(f"{path} is empty; get it again")
+    return kept
+
+
+def read_cub(folder: Path) -> Found:
+    """CUB-200-2011 with its official split, in the official form or as class folders below ``train`` and ``test``.
+
+    Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). The official form has images.txt, classes.txt,
+    image_class_labels.txt, train_test_split.txt and the folder images.
+    """
+    if not (folder / "images.txt").is_file() and (folder / "train").is_dir():
+        found = read_folder(folder)
+        return Found([plain_name(name) for name in found.answers], found.splits)
+    classes = {row[0]: row[1] for row in table(folder / "classes.txt", 2)}
+    numbers = {number: label for label, number in enumerate(classes)}
+    label_of = dict(row[:2] for row in table(folder / "image_class_labels.txt", 2))
+    trained_on = dict(row[:2] for row in table(folder / "train_test_split.txt", 2))
+    picked: dict[str, tuple[list[Path], list[int]]] = {"train": ([], []), "test": ([], [])}
+    for image, name in (row[:2] for row in table(folder / "images.txt", 2)):
+        if label_of.get(image) not in numbers or trained_on.get(image) not in ("0", "1"):
+            raise DataError(
+                f"{folder}: image {image} ({name}) has no class in image_class_labels.txt or no 0 or 1 in "
+                "train_test_split.txt; the files do not belong together, get the official archive again"
+            )
+        files, labels = picked["train" if trained_on[image] == "1" else "test"]
+        files.append(folder / "images" / name)
+        labels.append(numbers[label_of[image]])
+    for split, (files, _) in picked.items():
+        if not files:
+            raise DataError(f"{folder / 'train_test_split.txt'} leaves no image for {split}; get it again")
+    samples = {split: Samples.of_files(files, torch.tensor(labels)) for split, (files, labels) in picked.items()}
+    return Found([plain_name(name) for name in classes.values()], samples)
+
+
+def read_tiny_imagenet(folder: Path) -> Found:
+    """Tiny-ImageNet: ``train/WNID/images``, ``val/images`` with val_annotations.txt, and words.txt for the names.
+
+    The labels of its test images are not public: the official validation images serve for testing. Classes are in the
+    order of their WNIDs.
+    """
+    if not (folder / "train").is_dir() or not (folder / "val").is_dir():
+        raise DataError(f"{folder} has no train and val folders; unpack tiny-imagenet-200.zip there")
+    classes = class_names(folder / "train")
+    train = class_samples(folder / "train", classes)
+    numbers = {wnid: label for label, wnid in enumerate(classes)}
+    annotations = folder / "val" / "val_annotations.txt"
+    rows = table(annotations, 2)
+    for name, wnid, *_ in rows:
+        if wnid not in numbers:
+            raise DataError(f"{annotations}: {name} is of class {wnid}, which has no folder in {folder / 'train'}")
+    there = {file.name: file for file in image_files(folder / "val")}  # also where someone sorted them into folders
+    for row in rows:
+        if row[0] not in there:
+            raise DataError(f"{folder / 'val' / 'images' / row[0]} is missing; unpack tiny-imagenet-200.zip again")
+    val = Samples.of_files([there[row[0]] for row in rows], torch.tensor([numbers[row[1]] for row in rows]))
+    return Found(wordnet_names(classes, folder / "words.txt"), {"train": train, "val": val})
+
+
+def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> Found:
+    """VOC classification: ``ImageSets/Main/CLASS_SPLIT.txt`` and ``JPEGImages``; an image may have several classes.
+
+    Everingham et al., "The PASCAL visual object classes challenge" (IJCV 2010). The class files are the ground truth of
+    the official evaluation: 1, -1, or 0 where all objects of the class are difficult. Such a label is neither right nor
+    wrong there; here it is 0 and not ``valid``. (The boxes in Annotations differ from these files for a few images.)
+    VOC 2012 publishes no labels of its test images, so its validation images serve for testing.
+    """
+    main = folder / "ImageSets" / "Main"
+    if not main.is_dir():
+        raise DataError(f"{main} is missing; unpack the official VOCtrainval archive, which makes VOCdevkit")
+    return Found(list(VOC_CLASSES), {split: _voc_split(folder, main, split) for split in splits})
+
+
+def read_voc2007(folder: Path) -> Found:
+    """VOC 2007, whose test images have public labels."""
+    if (folder / "ImageSets" / "Main").is_dir() and not (folder / "ImageSets" / "Main" / "test.txt").is_file():
+        raise DataError(f"{folder} has no test images; unpack VOCtest_06-Nov-2007.tar into the same VOCdevkit folder")
+    return read_voc(folder, SPLITS)
+
+
+def _voc_split(folder: Path, main: Path, split: str) -> Samples:
+    images = [row[0] for row in table(main / f"{split}.txt", 1)]
+    place = {image: n for n, image in enumerate(images)}
+    marks = torch.full((len(images), len(VOC_CLASSES)), 9)
+    for k, name in enumerate(VOC_CLASSES):
+        path = main / f"{name}_{split}.txt"
+        for image, mark, *_ in table(path, 2):
+            if image not in place or mark not in ("1", "0", "-1"):
+                raise DataError(
+                    f"{path}: expected an image of {split}.txt and 1, 0 or -1, got '{image} {mark}'; get it again"
+                )
+            marks[place[image], k] = int(mark)
+    if (marks == 9).any():
+        n, k = (marks == 9).nonzero()[0].tolist()
+        raise DataError(f"{main / f'{VOC_CLASSES[k]}_{split}.txt'} has no line for image {images[n]}; get it again")
+    files = [folder / "JPEGImages" / f"{image}.jpg" for image in images]
+    return Samples.of_files(files, (marks == 1).float(), marks != 0)

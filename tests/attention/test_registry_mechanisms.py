@@ -1,0 +1,157 @@
+import pytest
+import torch
+from small_net import SmallNet, images
+from torch import nn
+
+import foveal
+from foveal.attention import Gate, Kernel, registry
+from foveal.errors import UnknownNameError, UserError
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch):
+    """What a test registers is forgotten after it."""
+    monkeypatch.setattr(registry, "_MECHANISMS", dict(registry._MECHANISMS))
+    monkeypatch.setattr(registry, "_loaded", True)
+
+
+def scale_gate(name):
+    @foveal.register_mechanism(name)
+    class Scale(Gate):
+        """Multiply by learned numbers.
+
+        More about it.
+        """
+
+        def __init__(self, channels, *, start="identity", value=3.0):
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((channels, 1, 1), 1.0 if start == "identity" else value))
+
+        def forward(self, x):
+            self.note(self.scale.flatten().expand(len(x), -1))
+            return x * self.scale
+
+    return Scale
+
+
+def test_what_there_is():
+    known = foveal.mechanisms()
+    assert {"aw", "se", "cbam"} <= set(known)
+    assert list(known) == sorted(known)
+    for said in known.values():
+        assert said
+        assert "\n" not in said
+
+
+@pytest.mark.parametrize("name", ["scale", "my-scale"])
+def test_a_gate_of_ones_own(name):
+    cls = scale_gate(name)
+    assert isinstance(cls, type)  # the decorator hands the class back
+    assert foveal.mechanisms()[name] == "Multiply by learned numbers."
+    model, x = SmallNet(), images()
+    rows = foveal.sites(model, name, value=2.0)
+    assert [row.parameters for row in rows] == [8, 8, 16, 16, 12]
+    before = model(x)
+    done = foveal.insert(model, name)
+    torch.testing.assert_close(model(x), before)
+    with foveal.watch(model) as seen:
+        model(x)
+    assert list(seen) == [f"{site}.attached.{name}" for site in done.sites]
+    with pytest.raises(UserError, match=f"has '{name}' already"):
+        foveal.insert(model, name)
+    done.eject()
+    done = foveal.insert(model, name, at="last", start="paper", value=2.0)
+    more = foveal.insert(model, name, at="last", start="paper", stack=True)
+    bias = model.head.bias
+    torch.testing.assert_close(model(x) - bias, 6 * (before - bias), atol=1e-5, rtol=1e-5)
+    more.eject()
+    torch.testing.assert_close(model(x) - bias, 2 * (before - bias), atol=1e-5, rtol=1e-5)
+
+
+def test_a_kernel_of_ones_own():
+    @foveal.register_mechanism("twice")
+    class Twice(Kernel):
+        """Twice the kernel."""
+
+        @classmethod
+        def for_layer(cls, layer, *, start, **options):
+            return cls()
+
+        @classmethod
+        def usual(cls, model):
+            return ["last"]
+
+        @classmethod
+        def serves(cls, layer):
+            return None if isinstance(layer, nn.Conv2d) else "it is no convolution"
+
+        def convolve(self, conv, x):
+            return conv._conv_forward(x, 2 * conv.weight, conv.bias)
+
+    model, x = SmallNet(), torch.randn(2, 16, 4, 4)
+    plain = model.last(x)
+    foveal.insert(model, "twice")
+    bias = model.last.bias[:, None, None]
+    torch.testing.assert_close(model.last(x) - bias, 2 * (plain - bias))
+    with pytest.raises(UserError, match=r"'twice' cannot be put on act \(ReLU\): it is no convolution"):
+        foveal.insert(model, "twice", at="act")
+
+
+def test_a_kernel_that_says_nothing():
+    @foveal.register_mechanism("empty")
+    class Empty(Kernel):
+        """Nothing."""
+
+    with pytest.raises(UserError, match="last: Empty does not say how it is built for a layer"):
+        foveal.insert(SmallNet(), "empty", at="last")
+    with pytest.raises(TypeError, match="Empty does not say how it convolves"):
+        Empty().convolve(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("wrong", [nn.Identity, object, lambda x: x, registry.Mechanism, 3])
+def test_only_gates_and_kernels_are_mechanisms(wrong):
+    with pytest.raises(UserError, match=r"mechanism 'wrong': expected a class derived from .*Gate or Kernel"):
+        foveal.register_mechanism("wrong")(wrong)
+    assert "wrong" not in foveal.mechanisms()
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "double", "training"])
+def test_names_fit_into_state_dict_keys(name):
+    with pytest.raises(UserError, match="no dots"):
+        scale_gate(name)
+    assert name not in foveal.mechanisms()
+
+
+class Entry:
+    """An entry point of an installed package."""
+
+    def __init__(self):
+        self.loads = 0
+
+    def load(self):
+        self.loads += 1
+        return scale_gate("installed")
+
+
+def test_an_installed_package_offers_one(monkeypatch):
+    entry, asked = Entry(), []
+
+    def entry_points(*, group):
+        asked.append(group)
+        return [entry]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_loaded", False)
+    done = foveal.insert(SmallNet(), "installed")  # nobody has asked for the list before
+    assert len(done.sites) == 5
+    assert "installed" in foveal.mechanisms()
+    assert foveal.sites(SmallNet(), "installed")
+    assert (entry.loads, asked) == (1, ["foveal.mechanisms"])
+
+
+def test_unknown_names():
+    for call in (foveal.insert, foveal.sites):
+        with pytest.raises(UnknownNameError, match="unknown mechanism 'cbamm'; did you mean 'cbam'"):
+            call(SmallNet(), "cbamm")
+    with pytest.raises(UnknownNameError, match=r"unknown mechanism 'squeeze'; known: aw, cbam, .*se"):
+        registry.mechanism("squeeze")

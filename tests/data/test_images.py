@@ -1,0 +1,396 @@
+import pickle
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from foveal.data import dataset
+from foveal.data.augment import crop_and_flip, resized, seeded, view
+from foveal.data.images import ImageData, ImageOptions
+from foveal.data.samples import Samples, complete, part_of
+from foveal.errors import DataError, UnknownNameError, UserError
+from foveal.recipe import parse
+
+CPU = torch.device("cpu")
+
+
+def noise(n, side=24):
+    """An image in which every crop differs from every other."""
+    return Image.fromarray(np.random.default_rng(n).integers(0, 256, (side, side + 8, 3), dtype=np.uint8))
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Three classes of 10 images each, without official splits."""
+    folder = tmp_path_factory.mktemp("data")
+    for k, name in enumerate(("ant", "bee", "cat")):
+        (folder / "imagefolder" / name).mkdir(parents=True)
+        for n in range(10):
+            noise(10 * k + n).save(folder / "imagefolder" / name / f"{n}.png")
+    return folder
+
+
+def build(name, root=None, **options):
+    return dataset(name).build(ImageOptions(**{"workers": 0} | options), root)
+
+
+@pytest.fixture(scope="module")
+def source(root):
+    return build("imagefolder", root, size=16)
+
+
+def batches(source, split="train", batch=4, **where):
+    return list(source.loader(split, batch, device=CPU, **where))
+
+
+def by_index(found):
+    return {int(n): image for batch in found for n, image in zip(batch["index"], batch["image"], strict=True)}
+
+
+def same(left, right):
+    return len(left) == len(right) and all(
+        a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in zip(left, right, strict=True)
+    )
+
+
+# What a task sees -----------------------------------------------------------------------------------------------------
+
+
+def test_names_and_description(source):
+    assert (source.name, source.multilabel, source.embedded) == ("imagefolder", False, False)
+    assert (source.queries, source.answers) == ([], ["ant", "bee", "cat"])
+    said = source.describe()
+    assert "image folder, 3 classes, 21 + 3 + 6 images for training, validation and test, 16×16" in said
+    assert "no official splits: divided at random" in said
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_batches_of_files_and_of_held_images_look_alike(source, split):
+    for data, side in ((source, 16), (build("digits"), 32)):
+        batch = batches(data, split, 3)[0]
+        assert {k: (tuple(v.shape), v.dtype) for k, v in batch.items()} == {
+            "image": ((3, 3, side, side), torch.uint8),
+            "label": ((3,), torch.int64),
+            "index": ((3,), torch.int64),
+        }
+
+
+def test_labels_belong_to_the_images(root):
+    source = build("imagefolder", root, size=16, augment="small")
+    samples = source.splits["test"]
+    for batch in batches(source, "test"):
+        for n, label, image in zip(batch["index"], batch["label"], batch["image"], strict=True):
+            path = samples.file(int(n))
+            assert path.parent.name == source.answers[label]
+            assert torch.equal(image, view(16, "small", True, False)(Image.open(path)))
+
+
+def test_digits_are_embedded_and_never_mirrored():
+    source = build("digits")
+    assert source.embedded
+    assert not source.flip
+    assert source.answers == list("0123456789")
+    assert "scikit-learn's 8×8 digits, 10 classes, 1,260 + 140 + 397 images" in source.describe()
+    assert "embedded" in source.describe()
+    assert source.splits["train"].images.shape[1:] == (3, 32, 32)
+    assert source.splits["train"].labels.bincount().min() > 100
+
+
+def test_held_images_at_another_size():
+    source = build("digits", size=20, augment="none")
+    batch = batches(source, "test", 5)[0]
+    assert batch["image"].shape == (5, 3, 20, 20)
+    assert torch.equal(batch["image"], resized(source.splits["test"].images[:5], 20))
+    assert source.held_on("test", CPU) is source.held_on("test", CPU)
+
+
+# Splits ---------------------------------------------------------------------------------------------------------------
+
+
+def numbered(*labels, start=0):
+    return Samples(torch.arange(start, start + len(labels)).view(-1, 1, 1, 1), torch.tensor(labels))
+
+
+def numbers(samples):
+    return samples.images.flatten().tolist()
+
+
+def test_a_part_has_the_same_fraction_of_every_class():
+    samples = numbered(*([0] * 40 + [1] * 10 + [2] * 20))
+    chosen = part_of(samples, 0.2, seed=3)
+    assert samples.labels[chosen].bincount().tolist() == [8, 2, 4]
+    assert torch.equal(chosen, part_of(samples, 0.2, seed=3))
+    assert not torch.equal(chosen, part_of(samples, 0.2, seed=4))
+    assert not torch.equal(chosen, part_of(samples, 0.2, seed=3, stream=1))
+
+
+def test_a_part_where_images_have_several_classes():
+    samples = Samples(torch.zeros(50, 3, 1, 1), torch.ones(50, 4))
+    assert int(part_of(samples, 0.1, 0).sum()) == 5
+
+
+def test_official_splits_stay_as_they_are():
+    splits = {"train": numbered(0, 1), "val": numbered(0, start=5), "test": numbered(1, start=7)}
+    assert complete(splits, 0.5, 0.5, 0) == splits
+
+
+def test_validation_is_cut_from_training_if_only_test_is_official():
+    made = complete({"train": numbered(*[0] * 10), "test": numbered(0, start=20)}, 0.3, 0.5, 0)
+    assert sorted(numbers(made["train"]) + numbers(made["val"])) == list(range(10))
+    assert len(made["val"]) == 3
+    assert numbers(made["test"]) == [20]
+
+
+def test_an_official_validation_split_without_test_is_the_test_split():
+    made = complete({"train": numbered(*[0] * 10), "val": numbered(0, start=20)}, 0.3, 0.5, 0)
+    assert numbers(made["test"]) == [20]
+    assert len(made["val"]) == 3
+    assert set(numbers(made["val"])) < set(range(10))
+
+
+def test_without_official_splits_all_three_are_cut():
+    made = complete({"train": numbered(*[0] * 20)}, 0.25, 0.2, 0)
+    assert [len(made[split]) for split in ("train", "val", "test")] == [12, 4, 4]
+    assert sorted(chain(*map(numbers, made.values()))) == list(range(20))
+
+
+def test_no_validation_fraction_means_choosing_by_the_test_images(root):
+    source = build("imagefolder", root, val_fraction=0.0)
+    assert source.splits["val"] is source.splits["test"]
+    assert len(source.splits["train"]) == 24
+    assert "validation and test are the same images" in source.describe()
+
+
+def test_the_division_depends_on_the_data_seed_alone(root, source):
+    def files(data):
+        return data.splits["test"].images.tolist()
+
+    assert files(build("imagefolder", root, size=32)) == files(source)
+    assert files(build("imagefolder", root, seed=1)) != files(source)
+
+
+# Augmentation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("augment", ["none", "small", "large"])
+def test_views_have_the_asked_for_size(augment):
+    for training in (False, True):
+        for size in ((40, 30), (9, 200), (16, 16), (3, 3)):
+            made = view(16, augment, True, training)(Image.new("RGB", size, (9, 99, 200)))
+            assert (made.shape, made.dtype) == ((3, 16, 16), torch.uint8)
+
+
+def test_evaluation_sees_the_middle():
+    image = Image.new("RGB", (512, 256), (255, 0, 0))
+    image.paste((0, 0, 255), (144, 16, 368, 240))  # the middle 224 × 224
+    for augment in ("large", "none"):
+        made = view(224, augment, True, False)(image)
+        assert torch.equal(made[:, 0, 0], torch.tensor([0, 0, 255], dtype=torch.uint8))
+        assert made.flatten(1).float().mean(1).tolist() == [0, 0, 255]
+    assert view(224, "small", True, False)(image)[0].float().mean() > 20  # of the short side, all
+
+
+def test_none_trains_on_what_evaluation_sees(root):
+    source = build("imagefolder", root, size=16, augment="none")
+    evaluate = view(16, "none", True, False)
+    for n, image in by_index(batches(source)).items():
+        assert torch.equal(image, evaluate(Image.open(source.splits["train"].file(n))))
+
+
+def test_a_sample_has_its_own_random_numbers():
+    image, make = noise(1, 40), view(16, "large", True, True)
+    made = seeded(make, image, seed=1, sample=2)
+    before = torch.get_rng_state()
+    assert torch.equal(seeded(make, image, 1, 2), made)
+    assert not torch.equal(seeded(make, image, 1, 3), made)
+    assert not torch.equal(seeded(make, image, 2, 2), made)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_crops_and_flips_are_those_of_a_padded_image():
+    """A slow reference: every result is one of the crops of the padded image, and all kinds occur."""
+    side, border = 16, 2
+    image = torch.randint(1, 256, (1, 3, side, side), dtype=torch.uint8)
+    made = crop_and_flip(image.repeat(400, 1, 1, 1), torch.arange(400), seed=0, flip=True)
+    padded = torch.nn.functional.pad(image[0], (border,) * 4)
+    crops = {}
+    for y in range(2 * border + 1):
+        for x in range(2 * border + 1):
+            crop = padded[:, y : y + side, x : x + side]
+            crops[crop.numpy().tobytes()] = (y, x, False)
+            crops[crop.flip(2).numpy().tobytes()] = (y, x, True)
+    kinds = [crops[m.numpy().tobytes()] for m in made]
+    assert len(set(kinds)) == 50
+    assert 150 < sum(flipped for *_, flipped in kinds) < 250
+
+
+def test_held_images_are_not_mirrored_unless_asked():
+    image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).repeat(50, 3, 1, 1)
+    made = crop_and_flip(image, torch.arange(50), seed=0, flip=False)
+    assert (made[:, 0, 4, 5] > made[:, 0, 4, 2]).all()
+
+
+@pytest.mark.parametrize(("name", "augment"), [("imagefolder", "small"), ("imagefolder", "large"), ("digits", "small")])
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(root, name, augment):
+    source = build(name, root, size=16, augment=augment)
+    first = by_index(batches(source, batch=4, epoch=2, seed=1))
+    other = by_index(batches(source, batch=7, epoch=2, seed=1))  # also in other batches
+    shared = first.keys() & other.keys()
+    assert len(shared) >= 18
+    assert all(torch.equal(first[n], other[n]) for n in shared)
+    for epoch, seed in ((3, 1), (2, 2)):
+        changed = by_index(batches(source, batch=4, epoch=epoch, seed=seed))
+        assert sum(not torch.equal(first[n], changed[n]) for n in first.keys() & changed.keys()) > 10
+
+
+def test_a_resumed_run_sees_the_same(root):
+    """A new process that starts at epoch 3 gets what one that has been through all epochs gets."""
+    through = build("imagefolder", root, size=16)
+    for epoch in range(3):
+        batches(through, epoch=epoch)
+    assert same(batches(through, epoch=3), batches(build("imagefolder", root, size=16), epoch=3))
+
+
+def test_training_does_not_touch_the_global_random_numbers(source):
+    before = torch.get_rng_state()
+    batches(source)
+    batches(build("digits"), batch=100)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# Order and sharding ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "digits"])
+def test_training_order(root, name):
+    source = build(name, root, size=16)
+    found = batches(source, batch=5)
+    seen = list(chain(*(b["index"].tolist() for b in found)))
+    count = len(source.splits["train"])
+    assert len(found) == len(source.loader("train", 5, device=CPU)) == count // 5
+    assert len(set(seen)) == len(seen) == count // 5 * 5
+    assert seen != sorted(seen)
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "digits"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_share_each_global_batch(root, name, world):
+    """Step by step, the processes together see what one process with a larger batch would see, pixel by pixel."""
+    source = build(name, root, size=16)
+    whole = batches(source, batch=2 * world, epoch=4)
+    parts = [batches(source, batch=2, epoch=4, rank=r, world=world) for r in range(world)]
+    joined = [{k: torch.cat([p[k] for p in pieces]) for k in pieces[0]} for pieces in zip(*parts, strict=True)]
+    assert same(joined, whole)
+
+
+@pytest.mark.parametrize("name", ["imagefolder", "digits"])
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_evaluation_covers_every_sample_once(root, name, split):
+    source = build(name, root, size=16)
+    parts = [batches(source, split, 4, rank=r, world=3, seed=r, epoch=r) for r in range(3)]
+    assert sorted(by_index(chain(*parts))) == list(range(len(source.splits[split])))
+
+
+def test_too_few_for_one_batch(source):
+    with pytest.raises(UserError, match="21 training samples do not fill one batch of 20 × 2"):
+        source.loader("train", 20, world=2, device=CPU)
+
+
+# Worker processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_deliver_the_same(root, source, workers):
+    several = build("imagefolder", root, size=16, workers=workers)
+    assert several.loader("train", 4, device=CPU).num_workers == workers
+    assert same(batches(several, epoch=1), batches(source, epoch=1))
+
+
+def test_a_dataset_can_be_sent_to_a_worker(source):
+    data = pickle.loads(pickle.dumps(source.loader("train", 4, device=CPU).dataset))
+    assert torch.equal(data[3]["image"], source.loader("train", 4, device=CPU).dataset[3]["image"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_one_line(tmp_path, workers):
+    for n in range(10):
+        path = tmp_path / "imagefolder" / "ant" / f"{n}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"<html>")
+    source = build("imagefolder", tmp_path, workers=workers)
+    with pytest.raises(DataError, match=r"^.*\.jpg cannot be read as an image .*; remove or replace it$") as caught:
+        batches(source, "test", 1)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_went_away(tmp_path):
+    for n in range(10):
+        path = tmp_path / "imagefolder" / "ant" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise(n).save(path)
+    source = build("imagefolder", tmp_path)
+    source.splits["test"].file(0).unlink()
+    with pytest.raises(DataError, match="no such image file"):
+        batches(source, "test", 1)
+
+
+def test_memory_is_pinned_for_a_gpu_only(source):
+    assert source.loader("val", 4, device=torch.device("cuda")).pin_memory
+    assert not source.loader("val", 4, device=CPU).pin_memory
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": -1}, r"data\.workers=-1: expected 0 or more"),
+        ({"size": 0}, r"data\.size=0: expected 1 or more"),
+        ({"val_fraction": 1.0}, r"data\.val_fraction=1.0: expected 0 or more and less than 1"),
+        ({"test_fraction": 0.0}, r"data\.test_fraction=0.0: expected more than 0 and less than 1"),
+        ({"val_fraction": 0.01}, r"data\.val_fraction=0.01: 0 of 24 training images would be left for val"),
+        ({"test_fraction": 0.99}, r"data\.test_fraction=0.99: 30 of 30 training images would be left for test"),
+    ],
+)
+def test_wrong_options(root, options, message):
+    with pytest.raises(UserError, match=message):
+        build("imagefolder", root, **options)
+
+
+def test_wrong_recipes():
+    with pytest.raises(UserError, match=r"data\.augment: expected one of none, small, large"):
+        parse(ImageOptions, {"augment": "huge"}, "data")
+    with pytest.raises(UserError, match=r"data\.augment=large is for image files; digits is tiny images"):
+        build("digits", augment="large")
+
+
+def test_unknown_split(source):
+    with pytest.raises(UnknownNameError, match="unknown split 'validation'; known: test, train, val"):
+        source.loader("validation", 4, device=CPU)
+
+
+def test_no_data_folder():
+    with pytest.raises(DataError, match=r"cifar10: set FOVEAL_DATA .*cifar-10-batches-bin/.*data\.folder.*binary"):
+        build("cifar10")
+    with pytest.raises(DataError, match=r"set FOVEAL_DATA .*holds mine/"):
+        build("imagefolder", folder="mine")
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"cub200: no folder .*CUB_200_2011 or .*cub100; CUB_200_2011\.tgz from https"):
+        build("cub200", tmp_path)
+
+
+def test_an_absolute_folder_needs_no_data_folder(root):
+    assert build("imagefolder", folder=str(root / "imagefolder")).answers == ["ant", "bee", "cat"]
+
+
+def test_options_are_hashable_and_typed():
+    assert hash(ImageOptions()) == hash(parse(ImageOptions, {}, "data"))
+    assert isinstance(build("digits"), ImageData)
+    assert isinstance(Samples.of_files([Path("ä b.jpg")], torch.tensor([0])).file(0), Path)
+    assert Samples.of_files([Path("ä b.jpg")], torch.tensor([0])).file(0) == Path("ä b.jpg")

@@ -1,0 +1,104 @@
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+import foveal
+from foveal import cli
+from foveal.attention import Gate, registry
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run ``foveal sites`` in this process; exit status, what it printed and what it complained."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(cli, "console", Console(width=160))
+        monkeypatch.setattr(sys, "argv", ["foveal", "sites", *words])
+        try:
+            cli.main()
+            status = 0
+        except SystemExit as stop:
+            status = stop.code or 0
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+def cells(out: str, first: str) -> list[str]:
+    """The row of the table that starts with ``first``."""
+    rows = [[cell.strip() for cell in line.strip("│┃ ").split("│")] for line in out.splitlines()]
+    (row,) = [row for row in rows if row[0] == first]
+    return row
+
+
+def test_a_timm_model(call):
+    status, out, _ = call("resnet18", "--mechanism", "se")
+    assert status == 0
+    assert "se in resnet18" in out
+    assert cells(out, "layer1.0.bn2") == ["layer1.0.bn2", "BatchNorm2d", "64×56×56", "580", "0.001"]
+    assert cells(out, "layer4.1.bn2") == ["layer4.1.bn2", "BatchNorm2d", "512×7×7", "33,312", "0.066"]
+    assert cells(out, "8 sites") == ["8 sites", "", "", "89,080", "0.174"]
+
+
+def test_aw_is_the_default(call):
+    status, out, _ = call("resnet50")
+    assert status == 0
+    assert cells(out, "16 sites")[3] == "165,208"
+    assert cells(out, "layer2.0.conv2")[1:3] == ["Conv2d", "128×28×28"]
+
+
+def test_a_torchvision_model_and_a_glob(call):
+    status, out, _ = call("shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.0.branch2.?")
+    assert status == 2  # a ReLU is among them
+    status, out, _ = call("shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.?.branch2.0")
+    assert status == 0
+    assert cells(out, "4 sites")[0] == "4 sites"
+    assert cells(out, "stage2.3.branch2.0")[2] == "24×28×28"
+
+
+def test_a_model_of_foveal_that_takes_more_than_an_image(call):
+    status, out, _ = call("hattnet", "--mechanism", "se")
+    assert status == 0
+    assert "?" in out
+    total = [line for line in out.splitlines() if " sites" in line]
+    assert len(total) == 1
+    assert total[0].strip("│ ").endswith("?")
+
+
+def test_a_mechanism_of_ones_own(call, monkeypatch):
+    monkeypatch.setattr(registry, "_MECHANISMS", dict(registry._MECHANISMS))
+
+    @foveal.register_mechanism("one")
+    class One(Gate):
+        """One number."""
+
+        def __init__(self, channels, *, start):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return x * self.scale
+
+    status, out, _ = call("resnet18", "--mechanism", "one")
+    assert status == 0
+    assert cells(out, "8 sites")[3:] == ["8", "0.000"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["resnet81"], "unknown model 'resnet81'; did you mean 'resnet"),
+        (["qqqqqqqq"], "unknown model 'qqqqqqqq'"),
+        (["resnet18", "--mechanism", "cbm"], "unknown mechanism 'cbm'; did you mean 'cbam'"),
+        (["resnet18", "--at", "layer1.0.convv1"], "unknown layer 'layer1.0.convv1'; did you mean 'layer1.0.conv1'"),
+        (["resnet18", "--at", "layer1.0.bn1"], "'aw' cannot be put on layer1.0.bn1 (BatchNorm2d)"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(call, words, said):
+    status, out, err = call(*words)
+    assert (status, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
