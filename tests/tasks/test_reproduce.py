@@ -1,5 +1,7 @@
+import contextlib
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -87,14 +89,20 @@ def test_ctrl_c_stops_all_and_starts_nothing_new(tmp_path):
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SIDE_BY_SIDE)
     words = [sys.executable, script, write_recipe(tmp_path), out]
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("*/last.ckpt"))) < 2:
-        assert child.poll() is None, child.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)  # the pipe is closed when the last of the processes is gone
+    child = subprocess.Popen(
+        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(out.glob("*/last.ckpt"))) < 2:
+            assert child.poll() is None, child.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        child.send_signal(signal.SIGINT)
+        _, said = child.communicate(timeout=60)  # the pipe is closed when the last of the processes is gone
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
     assert "InterruptedRunError: stopped. The same command goes on" in said
     assert len(list(out.glob("*/recipe.yaml"))) == 2
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveal.attention.layers import is_depthwise, spatial_convolutions
-from foveal.attention.registry import Kernel, Start, register_mechanism
+from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
 
 Path = Literal["auto", "loop", "grouped", "taps"]
@@ -171,7 +171,7 @@ class KernelAttention(Kernel):
         self.constant_in = share_in == each
         self.residual, self.path = residual, path
         values = self.shape[0] * self.shape[1]
-        hidden = max(1, values // reduction)
+        hidden = bottleneck(values, reduction)
         self.squeeze = nn.Conv2d(in_channels, hidden, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(hidden)
         self.excite = nn.Conv2d(hidden, values, 1, bias=False)

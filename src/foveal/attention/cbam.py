@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention.record import Attends
-from foveal.attention.registry import Blend, Gate, Start, register_mechanism
+from foveal.attention.registry import Blend, Gate, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
 
 
@@ -23,7 +23,7 @@ class ChannelGate(Attends):
     def __init__(self, channels: int, *, reduction: int, pools: tuple[str, ...]) -> None:
         super().__init__()
         self.pools = pools
-        hidden = max(1, channels // reduction)
+        hidden = bottleneck(channels, reduction)
         self.squeeze = nn.Linear(channels, hidden)
         self.excite = nn.Linear(hidden, channels)
 
@@ -48,9 +48,9 @@ class SpatialGate(Attends):
     def forward(self, x: Tensor) -> Tensor:
         """Gate of ``x`` (N, C, H, W): (N, 1, H, W)."""
         stacked = torch.cat([x.amax(1, keepdim=True), x.mean(1, keepdim=True)], 1)
-        gate = torch.sigmoid(self.norm(self.conv(stacked)))
-        self.note(gate.squeeze(1))
-        return gate
+        gate = torch.sigmoid(self.norm(self.conv(stacked))).squeeze(1)
+        self.note(gate)
+        return gate.unsqueeze(1)
 
 
 @register_mechanism("cbam")
@@ -87,6 +87,8 @@ class CBAM(Gate):
                 raise unknown("pooling", pool, ("avg", "max"))
         self.channel = ChannelGate(channels, reduction=reduction, pools=tuple(pools))
         self.spatial = SpatialGate() if spatial else None
+        if self.spatial is not None and start == "paper":
+            nn.init.zeros_(self.spatial.norm.weight)  # as in the authors' code: the gate begins even
         self.blend = Blend(start)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -181,9 +181,11 @@ def insert(
     keys: dict[str, str] = {}
     for site, layer in layers.items():
         there = dict(layer.attached) if isinstance(layer, Attended) else {}
+        kernel = issubclass(cls, Kernel)
         if any(re.fullmatch(rf"{re.escape(mechanism)}(-\d+)?", key) for key in there) and not stack:
-            raise UserError(f"{site} has {mechanism!r} already; eject it first, or pass stack=True to add another")
-        if issubclass(cls, Kernel) and any(isinstance(module, Kernel) for module in there.values()):
+            another = "" if kernel else ", or pass stack=True to add another"
+            raise UserError(f"{site} has {mechanism!r} already; eject it first{another}")
+        if kernel and any(isinstance(module, Kernel) for module in there.values()):
             raise UserError(
                 f"{site} has a kernel mechanism already ({', '.join(there)}); only one can compute a convolution"
             )

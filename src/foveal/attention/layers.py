@@ -76,7 +76,8 @@ def block_ends(model: nn.Module) -> list[str]:
 
 
 def _after_convolutions(model: nn.Module) -> list[str]:
-    leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, (nn.Conv2d, *NORMS))]
+    gates = _excitations(model)
+    leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, (nn.Conv2d, *NORMS)) and not n.startswith(gates)]
     found = []
     for i, (name, module) in enumerate(leaves):
         if isinstance(module, nn.Conv2d):
@@ -86,13 +87,18 @@ def _after_convolutions(model: nn.Module) -> list[str]:
     return found
 
 
+def _excitations(model: nn.Module) -> tuple[str, ...]:
+    """Prefixes of the names inside squeeze-and-excitation modules that the model has of its own."""
+    return tuple(f"{name}." for name, module in own_modules(model) if _EXCITES.search(type(module).__name__))
+
+
 def spatial_convolutions(model: nn.Module) -> list[str]:
     """Where kernel attention usually goes: every dense convolution wider than 1×1 but the first of the model.
 
     A model whose only such convolutions are the stem and depthwise ones (MobileNet) takes it on the pointwise ones that
     follow a depthwise convolution; the small ones inside squeeze-and-excitation modules do not count.
     """
-    gates = tuple(f"{name}." for name, module in model.named_modules() if _EXCITES.search(type(module).__name__))
+    gates = _excitations(model)
     found = [(name, conv) for name, conv in convolutions(model) if not name.startswith(gates)]
     wide = [name for name, conv in found[1:] if max(conv.kernel_size) > 1 and not is_depthwise(conv)]
     return wide or [name for (_, first), (name, conv) in pairwise(found) if is_depthwise(first) and conv.groups == 1]

@@ -94,9 +94,9 @@ class ProgressiveGate(Attends):
     def attend(self, features: Tensor, query: Tensor) -> Tensor:
         """Attention α, (N, 1, H, W); this is what :func:`foveal.watch` shows."""
         scores = self.scores(features, query)
-        attention = spatial_softmax(scores) if self.last else scores.sigmoid()
-        self.note(attention.squeeze(1))
-        return attention
+        attention = (spatial_softmax(scores) if self.last else scores.sigmoid()).squeeze(1)
+        self.note(attention)
+        return attention.unsqueeze(1)
 
     def forward(self, features: Tensor, query: Tensor) -> Tensor:
         """Attended features.

@@ -23,6 +23,7 @@ True
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any, Literal, Self, TypeVar
@@ -83,6 +84,17 @@ class Kernel(Mechanism):
         raise TypeError(f"{type(self).__name__} does not say how it convolves")
 
 
+def bottleneck(width: int, reduction: int) -> int:
+    """Width of a mechanism's bottleneck: ``width`` divided by ``reduction``, at least 1.
+
+    >>> bottleneck(64, 16), bottleneck(8, 16)
+    (4, 1)
+    """
+    if reduction < 1:
+        raise UserError(f"reduction={reduction}: expected at least 1")
+    return max(1, width // reduction)
+
+
 class Blend(nn.Module):
     """x + s·(attended − x) with a learned s that starts at zero: the identity at first, with a gradient from the start.
 
@@ -131,7 +143,12 @@ def _load_installed() -> None:
     if not _loaded:
         _loaded = True
         for entry in entry_points(group=GROUP):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:  # someone else's package; the other mechanisms work without it
+                warnings.warn(
+                    f"the mechanism {entry.name!r} of an installed package cannot be loaded: {error}", stacklevel=3
+                )
 
 
 def mechanisms() -> dict[str, str]:

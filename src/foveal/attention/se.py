@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.registry import Blend, Gate, Start, register_mechanism
+from foveal.attention.registry import Blend, Gate, Start, bottleneck, register_mechanism
 
 
 @register_mechanism("se")
@@ -29,7 +29,7 @@ class SqueezeExcite(Gate):
 
     def __init__(self, channels: int, *, reduction: int = 16, start: Start = "paper") -> None:
         super().__init__()
-        hidden = max(1, channels // reduction)
+        hidden = bottleneck(channels, reduction)
         self.squeeze = nn.Linear(channels, hidden)
         self.excite = nn.Linear(hidden, channels)
         self.blend = Blend(start)
