@@ -84,8 +84,9 @@ if __name__ == "__main__":
 """
 
 
-def test_ctrl_c_stops_all_and_starts_nothing_new(tmp_path):
-    """Also where only the first process hears of it, as with ``kill -INT``."""
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_stopping_the_first_process_stops_all_and_starts_nothing_new(tmp_path, how):
+    """A terminal's Ctrl-C reaches all processes, but ``kill`` only one."""
     script, out = tmp_path / "script.py", tmp_path / "out"
     script.write_text(SIDE_BY_SIDE)
     words = [sys.executable, script, write_recipe(tmp_path), out]
@@ -98,12 +99,12 @@ def test_ctrl_c_stops_all_and_starts_nothing_new(tmp_path):
             assert child.poll() is None, child.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(how)
         _, said = child.communicate(timeout=60)  # the pipe is closed when the last of the processes is gone
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-    assert "InterruptedRunError: stopped. The same command goes on" in said
+    assert ("InterruptedRunError: stopped. The same command goes on" in said) == (how == signal.SIGINT)
     assert len(list(out.glob("*/recipe.yaml"))) == 2
 
 

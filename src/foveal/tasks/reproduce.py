@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -129,7 +130,7 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
     others = set(multiprocessing.active_children())
     left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, _leave_interrupts_to_the_parent) as pool, _Bars(waiting) as bars:
+    with ProcessPoolExecutor(jobs, spawn, _obey_the_parent) as pool, _Bars(waiting) as bars:
         try:
             while True:
                 # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
@@ -152,8 +153,17 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
             raise
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _obey_the_parent() -> None:
+    """In a new process: leave Ctrl-C to the parent, and do not outlive it if it is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class _Bars:

@@ -119,6 +119,7 @@ def _quiet() -> None:
         ".*reload_dataloaders.*",
         ".*`isinstance.treespec.*",
         ".*Checkpoint directory.*",
+        ".*smaller than the logging interval.*",
     ):
         warnings.filterwarnings("ignore", said)
 
