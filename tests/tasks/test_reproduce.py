@@ -46,6 +46,11 @@ def test_every_run_has_its_own_folder(tmp_path):
     assert len({c.out for c in made}) == len(made) == 45
 
 
+def test_a_table_cut_short_has_whole_seeds(tmp_path):
+    seeds = [c.recipe.seed for c in cells("hattnet/table1", 2, tmp_path)]
+    assert seeds == [0] * 15 + [1] * 15
+
+
 def test_finished_cells_are_not_run_again(tmp_path):
     todo = tiny_cells(tmp_path)
     said = []

@@ -224,7 +224,7 @@ def _epochs(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 _Key = tuple[str, str, tuple[tuple[str, str], ...]]  # title, recipe, settings
 _HARDWARE = {"data.workers"} | {
-    f"train.{key}" for key in ("accelerator", "devices", "nodes", "strategy", "workers", "compile", "tensorboard")
+    f"train.{key}" for key in ("accelerator", "devices", "nodes", "strategy", "compile", "tensorboard")
 }
 
 

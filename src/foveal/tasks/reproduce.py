@@ -67,11 +67,11 @@ def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = ()) -> l
 
 
 def named_cells(names: Iterable[str], seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
-    """Runs of the recipes ``names`` with each of ``seeds`` seeds in ``out/recipe/seed``, slowest models first."""
+    """Runs of the recipes ``names`` in ``out/recipe/seed``: seed by seed, slowest models first."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: expected at least one")
     recipes = [load(name, [*overrides, f"seed={seed}"]) for name in names for seed in range(seeds)]
-    recipes.sort(key=lambda r: (SLOWEST.index(r.model["name"]) if r.model["name"] in SLOWEST else 0, r.seed))
+    recipes.sort(key=lambda r: (r.seed, SLOWEST.index(r.model["name"]) if r.model["name"] in SLOWEST else 0))
     return [Cell(r, out / Path(r.name).name / f"seed{r.seed}") for r in recipes]
 
 
