@@ -9,7 +9,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "tasks"))  # helpers shared by tests of runs, also in child processes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: its kernels then run on the CPU
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain nothing from threads
 torch.set_num_threads(1)

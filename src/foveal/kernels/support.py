@@ -1,0 +1,25 @@
+"""Whether fused kernels can run here."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from functools import cache
+
+import torch
+
+
+@cache
+def _triton() -> bool:
+    if importlib.util.find_spec("triton") is None:
+        warnings.warn("Triton is not installed: plain PyTorch is used instead of fused kernels", stacklevel=4)
+        return False
+    return True
+
+
+@torch.compiler.assume_constant_result
+def fused_available(device: torch.device) -> bool:
+    """Whether Triton kernels run on ``device``: NVIDIA GPUs from Ampere on. Says once if only Triton is missing."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0) and _triton()

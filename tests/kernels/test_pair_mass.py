@@ -1,0 +1,133 @@
+"""The log-sums of a matrix that is never stored, against the matrix."""
+
+import pytest
+import torch
+
+from foveal.kernels import pair_mass as module
+from foveal.kernels.pair_mass import Pairs, pair_mass, reference
+from foveal.supervise import center_mass, center_mass_loss, semantic_table, word_pairs
+
+
+@pytest.fixture(params=[7, 60, 1 << 20])
+def _pieces(request, monkeypatch):
+    """A row at a time, a few rows at a time, all graphs at once."""
+    monkeypatch.setattr(module, "ELEMENTS", request.param)
+
+
+def sides(batch=3, count=11, width=4, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    q, k = (torch.randn(batch, count, width, generator=g, dtype=dtype) for _ in range(2))
+    valid = torch.rand(batch, count, generator=g) < 0.8
+    valid[-1] = False  # nothing but padding
+    labels = torch.randint(-1, 4, (batch, count), generator=g)
+    return q, k, valid, labels
+
+
+def rules(labels):
+    batch, count = labels.shape
+    g = torch.Generator().manual_seed(5)
+    owner = torch.arange(batch)
+    yield Pairs("pairs", torch.rand(batch, count, count, generator=g) < 0.3, owner)
+    yield Pairs("pairs", torch.rand(1, count, count, generator=g) < 0.3, torch.zeros(batch, dtype=torch.int64))
+    yield Pairs("different", labels, owner)
+    yield Pairs("same", labels, owner)
+    yield Pairs("table", labels, owner, torch.rand(batch, 3, 3, generator=g) < 0.5)
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize("rule", range(5))
+def test_equal_to_the_whole_matrix(rule):
+    q, k, valid, labels = sides()
+    pairs = list(rules(labels))[rule]
+    q.requires_grad_()
+    k.requires_grad_()
+    found, expected = pair_mass(q, k, valid, pairs, 0.7), reference(q, k, valid, pairs, 0.7)
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    weight = torch.randn(2, *found[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    gradients = []
+    for sums in (found, expected):
+        # Minus infinity has no gradient.
+        total = sum((s.masked_fill(s.isneginf(), 0) * w).sum() for s, w in zip(sums, weight, strict=True))
+        gradients.append([g.nan_to_num() for g in torch.autograd.grad(total, (q, k))])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("rule", range(5))
+def test_gradient(rule, monkeypatch):
+    monkeypatch.setattr(module, "ELEMENTS", 10)
+    q, k, _, labels = sides(2, 5, 3)
+    pairs = list(rules(labels.clamp_min(0)))[rule]
+    valid = torch.ones(2, 5, dtype=torch.bool)
+
+    def finite(q, k):
+        return [x.masked_fill(x.isneginf(), 0) for x in pair_mass(q, k, valid, pairs, 0.7)]
+
+    assert torch.autograd.gradcheck(finite, (q.requires_grad_(), k.requires_grad_()))
+
+
+def test_the_operators_are_well_formed():
+    q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
+    arguments = (q.requires_grad_(), k.requires_grad_(), valid, labels, torch.arange(2), None, "different", 0.5)
+    torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
+
+
+@pytest.mark.usefixtures("_pieces")
+@pytest.mark.parametrize("over", ["matrix", "row"])
+@pytest.mark.parametrize("heads", [None, 3])
+def test_the_loss_equals_that_of_the_logits(over, heads):
+    """Values and gradients; a target shared by heads, with masks and graphs without pairs."""
+    g = torch.Generator().manual_seed(0)
+    shape = (4, 9, 5) if heads is None else (4, heads, 9, 5)
+    q, k = (torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_() for _ in range(2))
+    target = torch.rand(4, 9, 9, generator=g) < 0.3
+    target[1] = False
+    mask = torch.rand(4, 9, generator=g) < 0.7
+    if heads is not None:
+        target, mask = target[:, None], mask[:, None]
+    light = center_mass_loss((q, k), target, mask, over)
+    plain = center_mass_loss(q @ k.mT / 5**0.5, target, mask, over)
+    torch.testing.assert_close(light, plain)
+    torch.testing.assert_close(torch.autograd.grad(light, (q, k)), torch.autograd.grad(plain, (q, k)))
+    torch.testing.assert_close(
+        center_mass((q, k), target, mask, over, scale=0.3), center_mass(0.3 * q @ k.mT, target, mask, over)
+    )
+
+
+@pytest.mark.parametrize("kind", ["semantic", "same_category", "different_category"])
+def test_labels_instead_of_pairs(kind):
+    """What word_pairs marks, by way of each word's tag."""
+    g = torch.Generator().manual_seed(0)
+    tags = torch.randint(0, 13, (6, 8), generator=g)
+    logits = torch.randn(6, 8, 8, generator=g)
+    related = {"semantic": semantic_table(), "same_category": "same", "different_category": "different"}[kind]
+    labels = tags if kind == "semantic" else tags - 1  # padding is a label without pairs
+    expected = center_mass(logits, word_pairs(tags, kind=kind))
+    assert (expected > 0).any()
+    torch.testing.assert_close(center_mass(logits, labels, related=related), expected)
+
+
+def test_a_label_beyond_the_table_is_in_no_pair():
+    table = torch.ones(2, 2, dtype=torch.bool)
+    found = center_mass(torch.zeros(3, 3), torch.tensor([0, 1, 7]), related=table)
+    assert found.item() == pytest.approx(2 / 9)
+
+
+def test_memory_grows_with_the_entities_and_not_with_their_pairs():
+    """No tensor of the forward or backward pass is larger than one piece."""
+    sizes = []
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            out = function(*args, **(kwargs or {}))
+            sizes.extend(x.numel() for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, torch.Tensor))
+            return out
+
+    count = 4096
+    assert count * count == 16 * module.ELEMENTS
+    q, k = (torch.randn(1, count, 8) for _ in range(2))
+    given = (q, k, torch.ones(1, count, dtype=torch.bool), torch.randint(0, 5, (1, count)), torch.arange(1), None)
+    with Largest():  # the mode does not see into an operator, only into the functions it is made of
+        sums = module._forward(*given, "different", 0.5)
+        module._backward(*sums, *sums, *given, "different", 0.5)
+        assert max(sizes) == module.ELEMENTS
