@@ -12,6 +12,8 @@ published parameter counts demand.
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any, Literal, Self
 
 import torch
@@ -21,9 +23,10 @@ from torch import Tensor, nn
 from foveal.attention.layers import is_depthwise, spatial_convolutions
 from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
+from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fusable
 
-Path = Literal["auto", "loop", "grouped", "taps"]
-PATHS = ("auto", "loop", "grouped", "taps")
+Path = Literal["auto", "loop", "grouped", "taps", "fused"]
+PATHS = ("auto", "loop", "grouped", "taps", "fused")
 MODES = ("kernel", "channel", "local", "output")
 
 
@@ -45,64 +48,6 @@ def expand(attention: Tensor, out: int, into: int, plane: int) -> Tensor:
     return attention
 
 
-def conv_per_sample(x: Tensor, kernels: Tensor, bias: Tensor | None, path: Path, **how: Any) -> Tensor:
-    """Convolve every sample with its own kernel.
-
-    Args:
-        x: (N, C1, H, W).
-        kernels: (N, C2, C1/groups, h, w).
-        bias: (C2,) or None.
-        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups.
-        **how: stride, padding, dilation and groups of the convolution.
-
-    Returns:
-        (N, C2, H', W').
-    """
-    n = len(x)
-    if path == "loop":
-        return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **how) for i in range(n)])
-    out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **how | {"groups": n * how["groups"]})
-    out = out.view(n, kernels.shape[1], *out.shape[2:])
-    return out if bias is None else out + bias[:, None, None]
-
-
-def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
-    """Convolve where a sample's kernel is the common one times a number for each output channel and kernel position.
-
-    One 1×1 convolution computes what each kernel position would contribute, for all samples alike; the contributions
-    are then scaled, shifted and added. No kernel is built for any sample.
-
-    Args:
-        x: (N, C1, H, W).
-        weight: the common kernel (C2, C1/groups, h, w).
-        scale: (N, C2, h, w).
-        bias: (C2,) or None.
-        **how: stride, padding, dilation and groups; padding as two numbers.
-
-    Returns:
-        (N, C2, H', W').
-    """
-    c2, _, h, w = weight.shape
-    (sy, sx), (py, px), (dy, dx) = how["stride"], how["padding"], how["dilation"]
-    if h == w == 1:
-        gate = scale.view(len(x), c2, 1, 1)
-        gated = F.conv2d(x, weight, None, **how) * gate
-        return gated if bias is None else gated + bias[:, None, None]
-    padded = F.pad(x, (px, px, py, py))
-    rows = (padded.shape[2] - dy * (h - 1) - 1) // sy + 1
-    columns = (padded.shape[3] - dx * (w - 1) - 1) // sx + 1
-    by_position = weight.permute(0, 2, 3, 1).reshape(c2 * h * w, -1, 1, 1)
-    taps = F.conv2d(padded, by_position, groups=how["groups"]).unflatten(1, (c2, h * w))
-    out: Tensor | None = None if bias is None else bias[:, None, None]
-    for t in range(h * w):
-        top, left = (t // w) * dy, (t % w) * dx
-        part = taps[:, :, t, top : top + sy * (rows - 1) + 1 : sy, left : left + sx * (columns - 1) + 1 : sx]
-        term = part * scale[:, :, t // w, t % w, None, None]
-        out = term if out is None else out + term
-    assert out is not None
-    return out
-
-
 @register_mechanism("aw")
 class KernelAttention(Kernel):
     """AW-convolution: the kernel is multiplied by attention of its own shape, computed from each sample.
@@ -121,7 +66,8 @@ class KernelAttention(Kernel):
             one an input channel and kernel position; ``output`` one a pair of output and input channel.
         residual: K + A ⊙ K, or A ⊙ K alone.
         start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
-        path: how it is computed: ``auto``, ``loop``, ``grouped`` or ``taps``; all give the same.
+        path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps`` or ``fused``; all give the same. ``fused``
+            is one kernel on NVIDIA GPUs and the same as ``taps`` elsewhere.
     """
 
     kind = "weight"
@@ -246,18 +192,42 @@ class KernelAttention(Kernel):
             "dilation": conv.dilation,
             "groups": conv.groups,
         }
-        path = ("taps" if self.constant_in else "grouped") if self.path == "auto" else self.path
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         bias = None if conv.bias is None else conv.bias.to(dtype)
+        path = self._path(x.to(dtype), conv, how)
+        if path in ("loop", "grouped"):
+            scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
+            return conv_per_sample(x, conv.weight.to(dtype) * scale, bias, path, **how)
+        scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
         if path == "taps":
-            if not self.constant_in:
-                raise UserError(
-                    "path='taps' needs attention that is constant along input channels (share_in left alone)"
-                )
-            scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2)
-            return conv_by_taps(x, conv.weight, scale.to(dtype), bias, **how)
-        scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-        return conv_per_sample(x, conv.weight.to(dtype) * scale, bias, path, **how)
+            return conv_by_taps(x, conv.weight, scale, bias, **how)
+        return aw_conv2d(x.to(dtype), conv.weight.to(dtype), scale, bias, how["stride"], padding, how["dilation"])
+
+    def _path(self, x: Tensor, conv: nn.Conv2d, how: dict[str, Any]) -> Path:
+        """What ``path`` means for this input: the best form for the shape if it is left to us."""
+        if self.path in ("taps", "fused") and not self.constant_in:
+            raise UserError(
+                f"path={self.path!r} needs attention that is constant along input channels (share_in left alone)"
+            )
+        if self.path not in ("auto", "fused"):
+            return self.path
+        if not self.constant_in:
+            return "grouped"
+        if not torch.compiler.is_exporting() and fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
+            return "fused"
+        if self.path == "fused":
+            note_plain()
+        return "taps"
+
+
+@cache
+def note_plain() -> None:
+    """Say once that what was asked for is not to be had here."""
+    warnings.warn(
+        "path='fused' needs an NVIDIA GPU, Triton and a dense convolution with channels in multiples of 8; elsewhere "
+        "plain PyTorch is used, with the same result",
+        stacklevel=2,
+    )
 
 
 def _square(kernel: tuple[int, int], mode: str) -> int:

@@ -1,0 +1,198 @@
+"""AW-convolution beside the plain convolution it replaces: time and memory.
+
+    foveal bench aw                             # this machine
+    python benchmarks/aw.py --csv results/bench-aw.csv
+
+The four 3×3 stages of ResNet-50, forward and forward with backward, for every form of the AW-convolution; then a whole
+training step of ResNet-50 with it and without. On a GPU each figure is the replay of a CUDA graph, so that what is
+compared is the device's work; bf16 and channels last. On a CPU: float32, batch 16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foveal.attention.insertion import insert
+from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
+from foveal.models.registry import any_model
+from foveal.tasks.folder import environment
+
+STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224
+HOW: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "plain": lambda x, w, s: F.conv2d(x, w, padding=1),
+    "fused": lambda x, w, s: aw_conv2d(x, w, s, None, [1, 1], [1, 1], [1, 1]),
+    "taps": lambda x, w, s: conv_by_taps(x, w, s, None, **HOW),
+    "grouped": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "grouped", **HOW),
+    "loop": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "loop", **HOW),
+}
+
+
+def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3) -> float:
+    """Median milliseconds of ``run``; on a GPU as a recorded graph."""
+    for _ in range(3):
+        run()
+    if device.type == "cpu":
+        times = []
+        until = time.perf_counter() + 5 * seconds
+        while len(times) < 5 or time.perf_counter() < until:
+            start = time.perf_counter()
+            run()
+            times.append(1e3 * (time.perf_counter() - start))
+        return statistics.median(times)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return clock_gpu(graph.replay, seconds)
+
+
+def clock_gpu(run: Callable[[], object], seconds: float = 0.3) -> float:
+    """Median milliseconds of ``run`` between events on the GPU."""
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while len(times) < 10 or time.perf_counter() < until:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def convolution(form: str, batch: int, channels: int, side: int, device: torch.device) -> dict[str, float]:
+    """Milliseconds forward and forward with backward, and the peak of memory in MiB (GPU only)."""
+    torch.manual_seed(0)
+    gpu = device.type == "cuda"
+    dtype = torch.bfloat16 if gpu else torch.float32
+    make = {"device": device, "dtype": dtype}
+    x = torch.randn(batch, channels, side, side, **make).to(memory_format=torch.channels_last)
+    w = (torch.randn(channels, channels, 3, 3, **make) / (3 * channels**0.5)).to(memory_format=torch.channels_last)
+    s = (1 + torch.rand(batch, channels, 3, 3, **make)).to(memory_format=torch.channels_last)
+    leaves = [t.requires_grad_() for t in ((x, w) if form == "plain" else (x, w, s))]
+    g = torch.randn_like(x)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return FORMS[form](x, w, s)
+
+    def both() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(FORMS[form](x, w, s), leaves, g)
+
+    found = {"forward ms": clock(forward, device), "forward+backward ms": clock(both, device)}
+    if gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        both()
+        torch.cuda.synchronize()
+        found["peak MiB"] = torch.cuda.max_memory_allocated() / 2**20
+    return found
+
+
+def training_step(mechanism: str | None, batch: int, device: torch.device, compiled: bool) -> dict[str, float]:
+    """Milliseconds of ResNet-50's training step at 224×224, with a mechanism inserted or not, and MiB at its peak."""
+    torch.manual_seed(0)
+    gpu = device.type == "cuda"
+    model = any_model("resnet50", num_classes=1000)
+    if mechanism is not None:
+        insert(model, mechanism, start="paper")
+    model.to(device, memory_format=torch.channels_last).train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images = torch.randn(batch, 3, 224, 224, device=device).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 1000, (batch,), device=device)
+
+    def loss() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=gpu):
+            return F.cross_entropy(model(images).float(), labels)
+
+    call = torch.compile(loss) if compiled else loss
+
+    def step() -> None:
+        optimiser.zero_grad()
+        call().backward()
+        optimiser.step()
+
+    for _ in range(5):
+        step()
+    found = {"ms": clock_gpu(step, 2.0) if gpu else clock(step, device)}
+    if gpu:
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        found["peak MiB"] = torch.cuda.max_memory_allocated() / 2**20
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, nargs="+", help="64 256 on a GPU, 16 on a CPU")
+    parser.add_argument("--only", choices=("convolution", "model"), help="one half of it")
+    parser.add_argument("--mechanism", default="aw", help="inserted into ResNet-50")
+    parser.add_argument("--csv", type=Path, help="also write the rows to this file")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    gpu = device.type == "cuda"
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    batches = options.batches or ([64, 256] if gpu else [16])
+    about = environment()
+    where = {
+        "hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "precision": "bf16" if gpu else "fp32",
+    }
+    rows: list[dict[str, object]] = []
+
+    def show(what: str, form: str, batch: int, found: dict[str, float], plain: dict[str, float]) -> None:
+        said = "   ".join(f"{k} {v:9.3f} ({v / plain[k]:5.2f}×)" for k, v in found.items())
+        print(f"{what:18} batch {batch:3} {form:22} {said}", flush=True)
+        for measure, value in found.items():
+            ratio = round(value / plain[measure], 4)
+            row = {"what": what, "form": form, "batch": batch, "measure": measure, "value": round(value, 4)}
+            rows.append({**row, "ratio to plain": ratio, **where})
+
+    if options.only != "model":
+        for batch, (channels, side) in itertools.product(batches, STAGES):
+            plain: dict[str, float] = {}
+            for form in FORMS:
+                if not gpu and form == "fused":
+                    continue
+                if gpu and (form == "loop" or (form == "grouped" and batch * channels >= 256 * 512)):
+                    continue  # thousands of launches, and a kernel tensor of gigabytes
+                found = convolution(form, batch, channels, side, device)
+                plain = plain or found
+                show(f"3×3 {channels} at {side}×{side}", form, batch, found, plain)
+    if options.only != "convolution":
+        for batch, compiled in itertools.product(batches, (True, False) if gpu else (False,)):
+            plain = {}
+            for mechanism in (None, options.mechanism):
+                found = training_step(mechanism, batch, device, compiled)
+                plain = plain or found
+                show(
+                    "training step",
+                    f"{mechanism or 'plain'} {'compiled' if compiled else 'eager'}",
+                    batch,
+                    found,
+                    plain,
+                )
+    if options.csv:
+        with open(options.csv, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Ways to compute an AW-convolution: plain PyTorch, and one operator that is fused on NVIDIA GPUs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import conv_flop_count, register_flop_formula
+
+from foveal.kernels.support import fused_available
+
+
+def conv_per_sample(
+    x: Tensor, kernels: Tensor, bias: Tensor | None, path: Literal["loop", "grouped"], **how: Any
+) -> Tensor:
+    """Convolve every sample with its own kernel.
+
+    Args:
+        x: (N, C1, H, W).
+        kernels: (N, C2, C1/groups, h, w).
+        bias: (C2,) or None.
+        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups.
+        **how: stride, padding, dilation and groups of the convolution.
+
+    Returns:
+        (N, C2, H', W').
+    """
+    n = len(x)
+    if path == "loop":
+        return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **how) for i in range(n)])
+    out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **how | {"groups": n * how["groups"]})
+    out = out.view(n, kernels.shape[1], *out.shape[2:])
+    return out if bias is None else out + bias[:, None, None]
+
+
+def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
+    """Convolve where a sample's kernel is the common one times a number for each output channel and kernel position.
+
+    One 1×1 convolution computes what each kernel position would contribute, for all samples alike; the contributions
+    are then scaled, shifted and added. No kernel is built for any sample.
+
+    Args:
+        x: (N, C1, H, W).
+        weight: the common kernel (C2, C1/groups, h, w).
+        scale: (N, C2, h, w).
+        bias: (C2,) or None.
+        **how: stride, padding, dilation and groups; padding as two numbers.
+
+    Returns:
+        (N, C2, H', W').
+    """
+    c2, _, h, w = weight.shape
+    (sy, sx), (py, px), (dy, dx) = how["stride"], how["padding"], how["dilation"]
+    if h == w == 1:
+        gate = scale.view(len(x), c2, 1, 1)
+        gated = F.conv2d(x, weight, None, **how) * gate
+        return gated if bias is None else gated + bias[:, None, None]
+    padded = F.pad(x, (px, px, py, py))
+    rows = (padded.shape[2] - dy * (h - 1) - 1) // sy + 1
+    columns = (padded.shape[3] - dx * (w - 1) - 1) // sx + 1
+    by_position = weight.permute(0, 2, 3, 1).reshape(c2 * h * w, -1, 1, 1)
+    taps = F.conv2d(padded, by_position, groups=how["groups"]).unflatten(1, (c2, h * w))
+    out: Tensor | None = None if bias is None else bias[:, None, None]
+    for t in range(h * w):
+        top, left = (t // w) * dy, (t % w) * dx
+        part = taps[:, :, t, top : top + sy * (rows - 1) + 1 : sy, left : left + sx * (columns - 1) + 1 : sx]
+        term = part * scale[:, :, t // w, t % w, None, None]
+        out = term if out is None else out + term
+    assert out is not None
+    return out
+
+
+def fusable(x: Tensor, weight: Tensor, stride: tuple[int, ...], dilation: tuple[int, ...], groups: int) -> bool:
+    """Whether the fused kernels serve this convolution: dense, larger than 1×1, channels in whole 16-byte pieces."""
+    (c2, c1, h, w), unit = weight.shape, 16 // x.element_size()
+    return (
+        groups == 1
+        and h * w > 1
+        and stride[0] == stride[1]
+        and (stride[0] == 1 or tuple(dilation) == (1, 1))
+        and c1 % unit == c2 % unit == 0
+        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and max(x.numel(), x.numel() // c1 * c2) < 2**31
+        and fused_available(x.device)
+    )
+
+
+@torch.library.custom_op("foveal::aw_conv2d", mutates_args=())
+def aw_conv2d(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+    stride: list[int], padding: list[int], dilation: list[int],
+) -> Tensor:  # fmt: skip
+    """Convolution with ``weight`` (C2, C1, h, w) times ``scale`` (N, C2, h, w), in Triton; see :func:`fusable`."""
+    from foveal.kernels import aw_triton
+
+    return aw_triton.forward(x, weight, scale, bias, stride[0], padding, dilation)
+
+
+@aw_conv2d.register_fake
+def _(x, weight, scale, bias, stride, padding, dilation):
+    sizes = [
+        (x.shape[2 + i] + 2 * padding[i] - dilation[i] * (weight.shape[2 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1)
+    ]
+    return x.new_empty(x.shape[0], *sizes, weight.shape[0]).permute(0, 3, 1, 2)
+
+
+@torch.library.custom_op("foveal::aw_conv2d_backward", mutates_args=())
+def aw_conv2d_backward(
+    g: Tensor, x: Tensor, weight: Tensor, scale: Tensor,
+    stride: list[int], padding: list[int], dilation: list[int], needed: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of input, kernel and multiplier; ``needed`` says whether of the input and of the other two."""
+    from foveal.kernels import aw_triton
+
+    where = (stride[0], padding, dilation)
+    dx, dw, ds = g.new_empty(0), g.new_empty(0), g.new_empty(0)
+    if needed[0]:
+        dx = aw_triton.input_grad(g, weight, scale, list(x.shape[2:]), *where)
+    if needed[1]:
+        dw, ds = aw_triton.weight_grad(g, x, weight, scale, *where)
+    return dx, dw.to(weight.dtype), ds.to(scale.dtype)
+
+
+@aw_conv2d_backward.register_fake
+def _(g, x, weight, scale, stride, padding, dilation, needed):
+    def like(t: Tensor, wanted: bool) -> Tensor:
+        n, c, h, w = t.shape
+        return t.new_empty(n, h, w, c).permute(0, 3, 1, 2) if wanted else t.new_empty(0)
+
+    return like(x, needed[0]), like(weight, needed[1]), like(scale, needed[1])
+
+
+def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    x, weight, scale, _, ctx.stride, ctx.padding, ctx.dilation = inputs
+    ctx.save_for_backward(x, weight, scale)
+
+
+def _gradients(ctx, g: Tensor):  # type: ignore[no-untyped-def]
+    x, weight, scale = ctx.saved_tensors
+    need = ctx.needs_input_grad
+    dx, dw, ds = aw_conv2d_backward(
+        g, x, weight, scale, ctx.stride, ctx.padding, ctx.dilation, [need[0], need[1] or need[2]]
+    )
+    db = g.sum((0, 2, 3)) if need[3] else None
+    return dx if need[0] else None, dw if need[1] else None, ds if need[2] else None, db, None, None, None
+
+
+aw_conv2d.register_autograd(_gradients, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.foveal.aw_conv2d)
+def _flops(x_shape, weight_shape, *args, out_shape, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return conv_flop_count(x_shape, weight_shape, out_shape)
+
+
+@register_flop_formula(torch.ops.foveal.aw_conv2d_backward)
+def _backward_flops(g_shape, x_shape, weight_shape, *args, out_shape, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    wanted = args[-1] if args else kwargs["needed"]
+    return conv_flop_count(x_shape, weight_shape, g_shape) * sum(wanted)

@@ -1,0 +1,54 @@
+"""Choose the fastest way to launch a kernel, once for every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+C = TypeVar("C")
+REPEATS = 20
+_chosen: dict[Hashable, object] = {}
+
+
+def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], None], device: torch.device) -> C:
+    """The candidate that ``launch`` runs fastest with; measured when ``key`` is first seen in this process.
+
+    Candidates that do not fit the device are passed over. Without a GPU, or while a CUDA graph is being recorded,
+    nothing can be measured and the first one is taken.
+    """
+    if key in _chosen:
+        return _chosen[key]  # type: ignore[return-value]
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return candidates[0]
+    from triton.runtime.errors import OutOfResources
+
+    times: list[tuple[float, C]] = []
+    for candidate in candidates:
+        try:
+            launch(candidate)  # compiles
+        except OutOfResources:
+            continue
+        times.append((_milliseconds(partial(launch, candidate)), candidate))
+    if not times:
+        raise RuntimeError(f"no launch of {key} fits {torch.cuda.get_device_name(device)}")
+    _chosen[key] = min(times, key=lambda pair: pair[0])[1]
+    return _chosen[key]  # type: ignore[return-value]
+
+
+def _milliseconds(launch: Callable[[], None]) -> float:
+    """Of ``REPEATS`` launches, recorded as a graph so that the time to launch does not count."""
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(REPEATS):
+            launch()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    graph.replay()
+    begin.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)

@@ -1,0 +1,105 @@
+"""The fused AW-convolution equals the plain one, in value and gradient, for every kind of tile."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from foveal.kernels import aw_triton
+from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
+
+cuda = torch.cuda.is_available()
+CASES = {
+    "same": ((5, 4), 1, (1, 1), (1, 1), 3),
+    "stride": ((6, 4), 2, (1, 1), (1, 1), 3),
+    "stride, odd size": ((5, 3), 2, (1, 1), (1, 1), 3),
+    "dilation": ((5, 4), 1, (2, 1), (2, 1), 3),
+    "no padding": ((4, 6), 2, (0, 0), (1, 1), 3),
+    "much padding": ((2, 3), 1, (3, 2), (1, 1), 3),
+}
+TILES = {"one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
+
+
+@pytest.fixture(params=TILES)
+def tile(request, monkeypatch):
+    """Small tiles, so that small maps need several."""
+    box = TILES[request.param]
+
+    def launches(n, h, w, columns, depth, *, across):
+        return [aw_triton.Launch(box if across else (1, 4, 4), 16, 16, 4, 1)]
+
+    monkeypatch.setattr(aw_triton, "launches", launches)
+    monkeypatch.setattr(aw_triton, "WEIGHT_TILES", ((16, 16, 16, 4, 1),))
+
+
+def inputs(size, kernel, dtype=torch.float32):
+    torch.manual_seed(0)
+    x, weight = torch.randn(3, 8, *size), torch.randn(24, 8, kernel, kernel) / 10
+    scale, bias = torch.rand(3, 24, kernel, kernel) + 0.5, torch.randn(24)
+    where = "cuda" if cuda else "cpu"
+    return [t.to(where, dtype).requires_grad_() for t in (x, weight, scale, bias)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_plain_form(case, tile):
+    size, stride, padding, dilation, kernel = CASES[case]
+    leaves = inputs(size, kernel)
+    x, weight, scale, bias = leaves
+    how = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
+    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **how, groups=1)
+    fused = aw_conv2d(x, weight, scale, bias, *how.values())
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+    g = torch.randn_like(plain)
+    for name, ours, theirs in zip(
+        ("x", "weight", "scale", "bias"),
+        torch.autograd.grad(fused, leaves, g),
+        torch.autograd.grad(plain, leaves, g),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+# The interpreter computes in NumPy, which has no bfloat16.
+@pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if cuda else [])])
+def test_half_precision(dtype, tile):
+    leaves = inputs((4, 3), 3)
+    how = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    plain = conv_by_taps(*leaves, **how, groups=1)
+    halves = [t.detach().to(dtype).requires_grad_() for t in leaves]
+    fused = aw_conv2d(*halves, *how.values())
+    assert fused.dtype == dtype
+    g = torch.randn_like(plain)
+    got, want = torch.autograd.grad(fused, halves, g.to(dtype)), torch.autograd.grad(plain, leaves, g)
+    for ours, theirs in [(fused, plain), *zip(got, want, strict=True)]:
+        assert float((ours.detach().float() - theirs.detach()).norm() / theirs.detach().norm()) < 0.02
+
+
+def test_only_what_is_needed_has_a_gradient(tile):
+    x, weight, scale, _ = inputs((3, 3), 3)
+    weight.requires_grad_(False)
+    scale.requires_grad_(False)
+    aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
+    assert x.grad is not None
+    assert weight.grad is None
+    assert scale.grad is None
+
+
+def test_the_operator_is_registered_properly(tile):
+    x, weight, scale, bias = inputs((3, 3), 3)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
+
+
+def test_the_operator_counts_as_many_operations_as_the_convolution(tile):
+    x, weight, scale, _ = inputs((3, 3), 3)
+    with FlopCounterMode(display=False) as ours:
+        aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
+    weight.grad = x.grad = None
+    with FlopCounterMode(display=False) as plain:
+        torch.nn.functional.conv2d(x, weight, padding=1).sum().backward()
+    assert ours.get_total_flops() == plain.get_total_flops() == 3 * 2 * 3 * 9 * 24 * 8 * 9
+
+
+def test_a_box_covers_the_map_with_least_waste():
+    assert aw_triton.box_within_sample(64, 56, 56) == (1, 8, 8)
+    assert aw_triton.box_within_sample(128, 7, 7)[1:] in {(8, 16), (16, 8)}
+    assert aw_triton.box_within_sample(128, 28, 28) == (1, 4, 32)
