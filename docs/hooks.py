@@ -3,6 +3,7 @@
 MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML comment on a line of its own::
 
     <!-- results:hattnet -->               tables of results/hattnet.csv
+    <!-- bench:aw -->                      charts and table of results/bench-aw.csv
     <!-- keys:foveal.recipe.Optim -->      keys of a dataclass, from its docstring
     <!-- keys:data -->                     options of every dataset
     <!-- datasets -->  <!-- models -->     what is registered
@@ -16,27 +17,74 @@ import csv
 import dataclasses
 import importlib
 import inspect
+import math
 import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-MARKER = re.compile(r"^<!-- (results|keys|datasets|models)(?::([\w.]+))? -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- (results|bench|keys|datasets|models)(?::([\w.-]+))? -->$", re.MULTILINE)
 
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A table that is to be measured: what it is, and its metrics, rows and columns in order."""
+
+    about: str
+    metrics: tuple[str, ...]
+    models: tuple[str, ...]
+    datasets: tuple[str, ...]
+
+
+_HATTNET = (
+    ("accuracy", "true_positive_strength", "true_positive_strength_last", "true_positive_strength_resized"),
+    ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"),
+    ("MREF", "MDIST", "MBG"),
+)
+_RESNETS = tuple(
+    f"{before}ResNet{depth}{after}"
+    for depth in (50, 101)
+    for before, after in (
+        ("", ""),
+        ("AW-", ""),
+        ("SE-", ""),
+        ("AW-SE-", ""),
+        ("AW-CBAM-", " (MaxPool)"),
+        ("AW-CBAM-", " (Spatial)"),
+    )
+)
+_MOBILENETS = ("MobileNet", "SE-MobileNet", "AW-SE-MobileNet", "CBAM-MobileNet", "AW-CBAM-MobileNet (Spatial)")
+_SMALL = tuple(f"{before}ResNet-20" for before in ("", "AW-", "SE-", "AW-SE-", "CBAM-", "AW-CBAM-"))
+_TOP = ("accuracy", "top5_accuracy")
+_FAN = (("accuracy", "center_mass"), ("Hatt", "FAN-hatt-unsup", "FAN-hatt-sup"))
+_TARGETS = ("different word", "same category", "different category", "semantic")
+_LOSSES = ("row", "mat (r = 0)", "r = 1", "mat-focal (r = 2)", "r = 3", "r = 4", "L2", "smooth L1")
 TABLES = {  # the tables that are expected, whatever the file holds
     "hattnet": {
-        "hattnet/table1": "the authors' data sizes, optimiser and schedule",
-        "hattnet/table1-ours": "the same networks with more data and our schedule",
-    }
+        "hattnet/table1": Expected("the authors' data sizes, optimiser and schedule", *_HATTNET),
+        "hattnet/table1-ours": Expected("the same networks with more data and our schedule", *_HATTNET),
+    },
+    "aw": {
+        "aw/cifar10": Expected("one small network and schedule, every mechanism", _TOP[:1], _SMALL, ("CIFAR-10",)),
+        "aw/table1": Expected("the paper's table", _TOP, _RESNETS + _MOBILENETS, ("ImageNet",)),
+    },
+    "fan-documents": {
+        "fan/table6": Expected("the paper's optimiser and schedule", *_FAN, ("20 News",)),
+        "fan/table6-ours": Expected("the same networks, trained better", *_FAN, ("20 News",)),
+        "fan/table8": Expected("what attention is drawn to", _FAN[0], _TARGETS, ("20 News",)),
+        "fan/ablations": Expected("how it is drawn there", _FAN[0], _LOSSES, ("20 News",)),
+        "fan/table6-yahoo": Expected("Yahoo Answers", *_FAN, ("Yahoo-mini", "Yahoo-half")),
+    },
 }
 METRICS = {
     "accuracy": "Accuracy",
+    "top5_accuracy": "Top-5 accuracy",
+    "center_mass": "Center-mass on the test documents",
     "true_positive_strength": "True-positive strength, product of all gates",
     "true_positive_strength_last": "True-positive strength, last gate alone",
+    "true_positive_strength_resized": "True-positive strength, product of gates stretched over the image",
 }
-MODELS = ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX")
-DATASETS = ("MREF", "MDIST", "MBG")
 MISSING = "not measured yet"
 
 Row = dict[str, str]
@@ -51,6 +99,8 @@ def fill(kind: str, what: str | None) -> str:
     """What stands in the place of one marker."""
     if kind == "results":
         return results(what or "")
+    if kind == "bench":
+        return bench(what or "")
     if kind == "keys":
         return data_keys() if what == "data" else keys(_named(what or ""))
     return datasets() if kind == "datasets" else models()
@@ -70,12 +120,11 @@ def results(paper: str, folder: Path = RESULTS) -> str:
         f"Made from `results/{paper}.csv`."
     ]
     for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
-        here = [row for row in rows if row["table"] == table]
-        said = f"`{table}`: {about[table]}" if table in about else f"`{table}`"
-        expected = METRICS if table in about else ()
-        for metric in dict.fromkeys([*expected, *(row["metric"] for row in here)]):
+        here, expected = [row for row in rows if row["table"] == table], about.get(table)
+        said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
+        for metric in dict.fromkeys([*(expected.metrics if expected else ()), *(row["metric"] for row in here)]):
             title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
-            blocks.append(block(title, [row for row in here if row["metric"] == metric], table in about))
+            blocks.append(block(title, [row for row in here if row["metric"] == metric], expected))
     return "\n\n".join(blocks)
 
 
@@ -87,18 +136,35 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def block(title: str, rows: list[Row], known: bool) -> str:
-    """One table: models down, datasets across; a known one shows all of the paper's, measured or not."""
+def block(title: str, rows: list[Row], expected: Expected | None) -> str:
+    """One table: models down, datasets across; an expected one shows all of the paper's, measured or not.
+
+    Where there is one dataset, the size of each model and the time of a training step stand beside it.
+    """
     if not rows:
         return f"{title}: {MISSING}."
     found = {(row["model"], row["dataset"]): row for row in rows}
-    models = dict.fromkeys([*(MODELS if known else ()), *(model for model, _ in found)])
-    columns = dict.fromkeys([*(DATASETS if known else ()), *(dataset for _, dataset in found)])
-    lines = [f"| | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
+    columns = dict.fromkeys([*(expected.datasets if expected else ()), *(dataset for _, dataset in found)])
+    costs = len(columns) == 1 and any(row.get("step_seconds") for row in rows)
+    heads = [*columns, *(("parameters", "ms a step") if costs else ())]
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in models:
         cells = [cell(found.get((model, dataset))) for dataset in columns]
+        if costs:
+            cells += cost(found.get((model, next(iter(columns)))))
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
+
+
+def cost(row: Row | None) -> list[str]:
+    """Parameters, and milliseconds of a training step.
+
+    >>> cost({"parameters": "269722", "step_seconds": "0.00123"})
+    ['269,722', '1.23']
+    """
+    step = "" if row is None or not row.get("step_seconds") else f"{1000 * float(row['step_seconds']):.2f}"
+    return ["" if row is None else f"{int(row['parameters']):,}", step]
 
 
 def cell(row: Row | None) -> str:
@@ -129,6 +195,57 @@ def conditions(rows: list[Row]) -> str:
 
 def _percent(fraction: str) -> str:
     return f"{100 * float(fraction):.2f}"
+
+
+# Benchmarks ---------------------------------------------------------------
+
+
+def bench(name: str, folder: Path = RESULTS) -> str:
+    """``results/bench-NAME.csv`` as bar charts of the ratio to the plain form, and every figure in a table."""
+    rows = read(folder / f"bench-{name}.csv")
+    if not rows:
+        command = f"foveal bench {name} --csv results/bench-{name}.csv"
+        return f"Not measured yet. This command makes the numbers:\n\n    {command}"
+    charts = []
+    for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
+        here = [row for row in rows if (row["measure"], row["batch"]) == (measure, batch) and row["form"] != "plain"]
+        said = "peak memory" if measure == "peak MiB" else measure.removesuffix(" ms")
+        charts.append(bars(f"{said}, batch {batch}: times the plain form", here))
+    heads = ("what", "form", "batch", "measure", "value", "ratio to plain")
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|---|---:|---:|"]
+    lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
+    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
+    table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
+    return "\n\n".join([where, '<div class="bench">' + "".join(charts) + "</div>", table])
+
+
+def bars(title: str, rows: list[Row]) -> str:
+    """Ratios as horizontal bars on a logarithmic scale, grouped by what was measured, as inline SVG."""
+    forms = list(dict.fromkeys(row["form"] for row in rows))
+    longest = max(2.0, *(float(row["ratio to plain"]) for row in rows))
+    left, right, line, gap = 118, 372, 15, 9
+
+    def across(ratio: float) -> float:
+        return left + (right - left) * max(0.0, math.log(ratio)) / math.log(longest)
+
+    parts, y, group = [], 30, ""
+    for row in rows:
+        if row["what"] != group:
+            y += gap if group else 0
+            parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{row["what"]}</text>')
+            group = row["what"]
+        ratio, ink = float(row["ratio to plain"]), COLOURS[forms.index(row["form"]) % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{y}" width="{max(1, across(ratio) - left):.1f}" height="12" fill="{ink}"/>')
+        said = f"{ratio:.2f}× {row['form']}"
+        parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{said}</text>')
+        y += line
+    return (
+        f'<svg viewBox="0 0 480 {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'
+        f'<text x="4" y="14" font-size="12" font-weight="600">{title}</text>{"".join(parts)}</svg>'
+    )
+
+
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
 
 
 # Keys, datasets and models ------------------------------------------------

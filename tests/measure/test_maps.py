@@ -83,7 +83,7 @@ def test_what_a_network_looked_at() -> None:
     assert found.shape == (2, 100, 100)
     assert (found >= 0).all()
     expected = attention_map([seen[f"gates.{i}"].values for i in range(4)], (100, 100))
-    assert torch.equal(found, expected)
+    assert torch.equal(attention_map(seen, (100, 100), placed=False), expected)
 
 
 def test_gradients_reach_every_gate() -> None:
@@ -127,3 +127,31 @@ def test_no_samples() -> None:
 def test_bad_input_says_what_to_do(records, size, options, message: str) -> None:
     with pytest.raises(UserError, match=message):
         attention_map(records, size, **options)
+
+
+def test_a_gate_that_knows_where_it_looks_is_drawn_there():
+    values = torch.zeros(1, 4, 4)
+    values[0, 1, 2] = 1
+    record = AttentionRecord("gate", "spatial", values, True, grid=(22.5, 16.0))
+    drawn = attention_map([record], (100, 100))[0]
+    assert drawn.sum() == pytest.approx(256)  # a tent one step wide to each side holds the mass of one step squared
+    place = torch.arange(100.0)
+    centre = (drawn.sum(1) @ place / drawn.sum(), drawn.sum(0) @ place / drawn.sum())
+    assert centre == (pytest.approx(38.5), pytest.approx(54.5))
+    stretched = attention_map([record], (100, 100), placed=False)[0]
+    assert stretched[37, 62] == stretched.max()  # 16 pixels off
+
+
+def test_the_reference_networks_know_where_they_look():
+    """What a gate's value depends on is centred where its grid says."""
+    torch.manual_seed(0)
+    model = foveal.create_model("hattnet").double().eval()
+    image = torch.rand(1, 3, 100, 100, dtype=torch.double, requires_grad=True)
+    with foveal.watch(model) as seen:
+        model(image, torch.tensor([3]))
+    first, step = seen["gates.2"].grid
+    for unit in (2, 6):
+        (reach,) = torch.autograd.grad(seen["gates.2"].values[0, unit, unit], image, retain_graph=True)
+        touched = reach.abs().sum((0, 1, 3)).nonzero()
+        middle = (touched.min() + touched.max()) / 2
+        assert float(middle) == pytest.approx(first + step * unit, abs=1.5)  # max pooling may leave out an edge

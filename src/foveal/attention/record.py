@@ -27,12 +27,15 @@ class AttentionRecord:
         kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel) or ``pairwise`` (N, ..., N_q, N_k).
         values: the attention itself, attached to the graph it came from.
         normalised: whether each sample's values sum to one (a softmax) or are independent (a sigmoid).
+        grid: for spatial attention, where in the model's input its values belong: the pixel at the centre of the first
+            one's receptive field, and the distance in pixels from one to the next. None if they span the whole input.
     """
 
     site: str
     kind: Kind
     values: Tensor
     normalised: bool
+    grid: tuple[float, float] | None = None
 
 
 class Attends(nn.Module):
@@ -40,6 +43,7 @@ class Attends(nn.Module):
 
     kind: Kind = "spatial"
     normalised: bool = False
+    grid: tuple[float, float] | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +93,7 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
         if self._kept is not None:
             return self._kept
         return {
-            name: AttentionRecord(name, module.kind, module.noted, module.normalised)
+            name: AttentionRecord(name, module.kind, module.noted, module.normalised, module.grid)
             for name, module in self._modules.items()
             if module.noted is not None
         }

@@ -42,9 +42,11 @@ def _milliseconds(launch: Callable[[], None]) -> float:
     """Of ``REPEATS`` launches, recorded as a graph so that the time to launch does not count."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
         for _ in range(REPEATS):
             launch()
+        graph.capture_end()
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     graph.replay()
     begin.record()

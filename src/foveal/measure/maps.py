@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -51,23 +52,39 @@ def _chosen(
     return maps
 
 
+def _enlarge(values: Tensor, size: tuple[int, int], grid: tuple[float, float] | None) -> Tensor:
+    """(N, h, w) to (N, H, W): each value a tent around where it belongs, or all stretched over the image."""
+    if grid is None:
+        return F.interpolate(values[:, None], tuple(size), mode="bilinear", align_corners=False)[:, 0]
+    first, step = grid
+    tents = []
+    for pixels, units in zip(size, values.shape[1:], strict=True):
+        at = (torch.arange(pixels, device=values.device) - first) / step
+        tents.append((1 - (at[:, None] - torch.arange(units, device=values.device)).abs()).clamp_min(0))
+    return tents[0] @ values @ tents[1].T
+
+
 def attention_map(
     records: Mapping[str, AttentionRecord] | Sequence[AttentionRecord | Tensor],
     size: tuple[int, int],
     gates: Gates = "product",
     *,
     upto: int | None = None,
+    placed: bool = True,
 ) -> Tensor:
     """One map per sample, at image size, from all gates of a network.
 
-    Each gate is brought to ``size`` (bilinear, ``align_corners=False``); then the gates are multiplied, or only the
-    last is used. Gates count in the order in which the network holds them.
+    Each gate is brought to ``size``; then the gates are multiplied, or only the last is used. Gates count in the order
+    in which the network holds them. A gate that knows where its values belong in the input (``AttentionRecord.grid``)
+    is drawn there, fading linearly from each receptive field's centre to the next; others are stretched over the image
+    (bilinear, ``align_corners=False``).
 
     Args:
         records: what :func:`foveal.watch` recorded, or a sequence of spatial records or of tensors (N, h, w).
-        size: (H, W) of the map, usually that of the image and its mask.
+        size: (H, W) of the map: that of the model's input and its mask.
         gates: ``product`` of the gates, or the ``last`` one alone.
         upto: use only the first ``upto`` gates, to show attention as it stands after each.
+        placed: False to stretch all gates, wherever they belong.
 
     Returns:
         (N, H, W), float32, attached to the graph of the records. Not normalised.
@@ -86,9 +103,11 @@ def attention_map(
     if len(size) != 2 or min(size) < 1:
         raise UserError(f"size must be (H, W), both at least 1, got {tuple(size)}")
     maps = _chosen(records, upto)
+    found = list(records.values() if isinstance(records, Mapping) else records)
+    grids = [getattr(record, "grid", None) if placed else None for record in found[: len(maps)]]
     if gates == "last":
-        maps = maps[-1:]
-    large = [F.interpolate(v.float()[:, None], tuple(size), mode="bilinear", align_corners=False)[:, 0] for v in maps]
+        maps, grids = maps[-1:], grids[-1:]
+    large = [_enlarge(values.float(), size, grid) for values, grid in zip(maps, grids, strict=True)]
     product = large[0]
     for values in large[1:]:
         product = product * values

@@ -77,6 +77,18 @@ def feature_size(image_size: int, stages: int) -> int:
     return image_size
 
 
+def receptive_grid(stages: int) -> tuple[float, float]:
+    """Centre of the first receptive field after ``stages`` stages, and the distance to the next, in pixels.
+
+    Without padding the map does not span the image: after four stages its four columns look at pixels 22.5 to 70.5.
+
+    >>> receptive_grid(4)
+    (22.5, 16.0)
+    """
+    step = 2.0**stages
+    return 1.5 * (step - 1), step
+
+
 def glorot(model: nn.Module) -> None:
     """Glorot-uniform weights and zero biases in every convolution, linear layer and embedding."""
     for module in model.modules():
@@ -137,6 +149,8 @@ class ReferenceNet(nn.Module):
                 if gates == "all" or i == top
             }
         )
+        for i, gate in self.gates.items():
+            gate.grid = receptive_grid(int(i) + 1)  # type: ignore[assignment]
         bn: dict[str, Any] = {"eps": norm_eps, "momentum": norm_momentum}
         self.norms = nn.ModuleList(nn.BatchNorm2d(channels, **bn) if norm else nn.Identity() for _ in range(top))
         self.head = nn.Sequential(
