@@ -51,7 +51,7 @@ def test_help_does_not_import_torch():
 def test_list(monkeypatch, capsys):
     status, out, _ = call(monkeypatch, capsys, "list")
     assert status == 0
-    for name in ("hattnet/mref-hattnet-ctx", "hattnet/table1", "hattnet_ctx", "mdist"):
+    for name in ("hattnet/mref-hattnet-ctx", "hattnet/table1", "hattnet_ctx", "mdist", "aw/cifar10", "cifar_resnet20"):
         assert name in out
     status, _, err = call(monkeypatch, capsys, "list", "modles")
     assert (status, "did you mean 'models'" in err) == (2, True)
@@ -82,6 +82,42 @@ def test_predict(monkeypatch, capsys, run, tmp_path):
     assert status == 0
     assert any(colour in out for colour in ("green", "yellow", "white", "red", "blue"))
     assert Image.open(picture).size[0] > 300
+
+
+@pytest.fixture(scope="module")
+def classifiers(tmp_path_factory):
+    """Two classifiers, of which only the first has attention over positions."""
+    folder = tmp_path_factory.mktemp("classifiers")
+    small = ["data.size=8", "model.width=4", "train.epochs=1", "train.batch=200"]
+    for name in ("aw_cbam", "aw_se"):
+        recipe = load("demo/classify", [*small, f"model.name={name}_cifar_resnet20"])
+        fit(recipe, folder / name, progress=False)
+    return folder
+
+
+def test_predict_a_class(monkeypatch, capsys, classifiers, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (50, 60, 3), dtype=np.uint8)).save("photo.png")
+    status, out, _ = call(monkeypatch, capsys, "predict", classifiers / "aw_cbam", "photo.png")
+    assert status == 0
+    lines = out.splitlines()
+    assert [line.split()[0] in "0123456789" for line in lines[:5]] == [True] * 5
+    assert "%" in lines[4]
+    assert lines[5].startswith("Where it looked: ")
+    assert Image.open("photo-seen.png").size[0] > 600
+    status, out, _ = call(monkeypatch, capsys, "predict", classifiers / "aw_se", "photo.png", "--out", "none.png")
+    assert status == 0
+    assert "No picture: this model has no attention over positions." in out
+    status, _, err = call(monkeypatch, capsys, "predict", classifiers / "aw_se", "photo.png", "7")
+    assert status == 2
+    assert "classifies whole images; leave '7' out" in err
+
+
+def test_predict_needs_a_query_where_the_model_does(monkeypatch, capsys, run, tmp_path):
+    Image.new("RGB", (40, 40)).save(tmp_path / "x.png")
+    status, _, err = call(monkeypatch, capsys, "predict", run, tmp_path / "x.png")
+    assert status == 2
+    assert "say what to ask for after the image: 0, 1, 2, 3, 4 or another of 10" in err
 
 
 @pytest.mark.parametrize(

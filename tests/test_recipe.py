@@ -440,3 +440,11 @@ def test_check_options_reads_a_signature():
     assert check_options(build, {"channels": 3, "rate": 1}, "model x") == {"channels": 3, "rate": 1.0}
     with pytest.raises(UserError, match="model x: unknown key 'rest'"):
         check_options(build, {"rest": 1}, "model x")
+
+
+def test_null_takes_away_what_lies_deeper_too(tmp_path):
+    """Else a run whose recipe was written and read back would be one of another recipe."""
+    recipe = load("demo/classify", ["model.insert=[{mechanism: se, at: null, reduction: 4}]"])
+    assert recipe.model["insert"] == [{"mechanism": "se", "reduction": 4}]
+    (tmp_path / "again.yaml").write_text(recipe.dump())
+    assert load(tmp_path / "again.yaml") == recipe

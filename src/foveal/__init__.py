@@ -9,7 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foveal import attention, data, measure, models, see, tasks
+    from foveal import attention, data, measure, models, see, supervise, tasks
+    from foveal.attention.cam import cam
     from foveal.attention.dry_run import sites
     from foveal.attention.insertion import insert
     from foveal.attention.record import AttentionRecord, watch
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttentionRecord",
     "attention",
+    "cam",
     "create_model",
     "data",
     "insert",
@@ -30,12 +32,14 @@ __all__ = [
     "register_mechanism",
     "see",
     "sites",
+    "supervise",
     "tasks",
     "watch",
 ]
 
 _HOME = {
     "AttentionRecord": "attention.record",
+    "cam": "attention.cam",
     "insert": "attention",
     "mechanisms": "attention",
     "register_mechanism": "attention",

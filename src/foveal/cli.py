@@ -45,12 +45,12 @@ def demo(
     jobs: Annotated[int, typer.Option(help="Models trained side by side.")] = 2,
 ) -> None:
     """Train five attention models to find the asked-for digit, and look at where they look."""
-    from foveal.recipe import available
+    from foveal.recipe import available, load
     from foveal.see import report
     from foveal.tasks.reproduce import named_cells, run_all
 
     _say("Five models are asked the colour of one digit among several. Data: scikit-learn's digits, no download.")
-    names = [name for name in available() if name.startswith("demo/")]
+    names = [name for name in available() if name.startswith("demo/") and load(name).task == "refer"]
     cells = named_cells(names, 1, out)
     _fail(run_all(cells, jobs=jobs, say=_say))
     from foveal.tasks.run import read_result
@@ -150,17 +150,27 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
 @app.command()
 def predict(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
-    image: Annotated[Path, typer.Argument(help="An image file.")],
-    query: Annotated[str, typer.Argument(help="What to look for, e.g. a digit.")],
-    out: Annotated[Path | None, typer.Option(help="Where the picture goes; IMAGE-QUERY.png if left out.")] = None,
+    image: Annotated[str, typer.Argument(help="An image file; for a run on texts a text or a text file.")],
+    query: Annotated[
+        str | None, typer.Argument(help="What to look for, e.g. a digit; a classifier takes none.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where the picture goes; IMAGE-QUERY.png, IMAGE-seen.png or text-seen.png if left out."),
+    ] = None,
 ) -> None:
-    """Ask a model about one image; prints the answer and draws where it looked."""
+    """Ask a model about one image or text; prints the answer and draws where it looked."""
     from foveal.tasks.predict import predict as ask
+    from foveal.tasks.predict import text_file
 
     found = ask(run, image, query)
     for answer, probability in found.answers[:5]:
         _say(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}")
-    out = out or Path(f"{image.stem}-{query}.png")
+    if found.picture is None:
+        _say("No picture: this model has no attention over positions.")
+        return
+    file = text_file(image)
+    out = out or Path(f"{'text' if file is None else file.stem}-{query or 'seen'}.png")
     try:
         found.picture.save(out)
     except (OSError, ValueError) as error:
@@ -293,6 +303,10 @@ def _show_result(result: dict[str, Any], out: Path) -> None:
             caveat = ", on other data" if result["embedded"] else ""
             beside = f"   (published {published[name]:.2%}{caveat})" if name in published else ""
             _say(f"  {name:28} {value:8.2%}{beside}")
+    if result.get("step_seconds"):
+        from foveal.see.table import step_time
+
+        _say(f"  {result['parameters']:,} parameters, {step_time(result['step_seconds'])}")
     _say(f"Everything is in {out}; `foveal see {shlex.quote(str(out))}` makes a page of it.")
 
 

@@ -32,7 +32,9 @@ class Optim:
         name: ``rmsprop``, ``adam``, ``adamw`` or ``sgd``.
         lr: learning rate, the highest one of a ``onecycle`` schedule.
         weight_decay: decoupled for ``adamw``, L2 otherwise.
+        decay: what it acts on: ``weights`` spares biases, norms and everything else of one dimension; or ``all``.
         momentum: of ``sgd``.
+        nesterov: look ahead along the momentum of ``sgd``.
         alpha: decay of ``rmsprop``'s average of squares.
         eps: added to the denominator of ``rmsprop``, ``adam`` and ``adamw``.
         schedule: ``constant``; ``stairs``: divided by ``factor`` after epoch ``after`` and then every ``every`` epochs;
@@ -43,7 +45,9 @@ class Optim:
     name: Literal["rmsprop", "adam", "adamw", "sgd"] = "adamw"
     lr: float = 1e-3
     weight_decay: float = 0.0
+    decay: Literal["weights", "all"] = "weights"
     momentum: float = 0.9
+    nesterov: bool = False
     alpha: float = 0.9
     eps: float = 1e-8
     schedule: Literal["constant", "stairs", "onecycle", "cosine"] = "constant"
@@ -58,6 +62,8 @@ class Optim:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UserError(f"optim.{name}: expected a number above 0, got {value:g}")
+        if self.nesterov and not (self.name == "sgd" and self.momentum > 0):
+            raise UserError("optim.nesterov=true needs optim.name=sgd with a momentum above 0")
 
 
 @dataclass
@@ -69,6 +75,7 @@ class Train:
         patience: stop after so many epochs without a better validation score, or null.
         batch: samples a step and process.
         eval_batch: samples a step in validation and test.
+        select: which epoch is tested: the ``best`` by its validation score, or the ``last``.
         precision: ``32`` (matrix products in TF32 on a GPU), or ``bf16`` or ``16`` (automatic mixed precision).
         compile: compile the training step with torch.compile.
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch.
@@ -80,6 +87,7 @@ class Train:
     patience: int | None = None
     batch: int = 200
     eval_batch: int = 1000
+    select: Literal["best", "last"] = "best"
     precision: Literal["32", "bf16", "16"] = "32"
     compile: bool = False
     accelerator: str = "auto"
@@ -94,6 +102,28 @@ class Train:
 
 
 @dataclass
+class Relation:
+    """The center-mass loss on attention between words, for models that ask for it.
+
+    Attributes:
+        weight: what it is multiplied by.
+        target: the pairs of words that attention should rest on, see :func:`foveal.supervise.word_pairs`.
+        over: one softmax over the whole ``matrix`` of pairs, or one for each ``row``.
+        shape: ``focal``, ``l2`` or ``smooth_l1``.
+        r: exponent of ``focal``.
+    """
+
+    weight: float = 0.1
+    target: Literal["semantic", "different_category", "same_category", "different_word"] = "semantic"
+    over: Literal["matrix", "row"] = "matrix"
+    shape: Literal["focal", "l2", "smooth_l1"] = "focal"
+    r: float = 2.0
+
+    def __post_init__(self) -> None:
+        _check_least(self, "loss.relation", weight=0, r=0)
+
+
+@dataclass
 class Loss:
     """What is minimised.
 
@@ -101,10 +131,12 @@ class Loss:
         label_smoothing: of the cross entropy.
         floor: added to the probability of the right answer before the logarithm (1e-5 in the authors' code); not
             together with ``label_smoothing``.
+        relation: how attention between words is supervised; the paper's way if null.
     """
 
     label_smoothing: float = 0.0
     floor: float = 0.0
+    relation: Relation | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, "loss", label_smoothing=0, floor=0)
@@ -122,6 +154,7 @@ class Published:
     accuracy: float | None = None
     true_positive_strength: float | None = None
     weighted_average_precision: float | None = None
+    top5_accuracy: float | None = None
 
 
 @dataclass
@@ -132,7 +165,7 @@ class Recipe:
         version: of this format.
         name: how it was asked for.
         title: the model's name in tables and pictures.
-        task: name of the task.
+        task: ``refer``: an image and a query; ``classify``: an image alone; ``document``: a text.
         seed: of weights, order and dropout.
         data: ``name`` of a dataset and its options.
         model: ``name`` of a model and its options.
@@ -141,7 +174,7 @@ class Recipe:
     version: int = VERSION
     name: str = ""
     title: str = ""
-    task: Literal["refer"] = "refer"
+    task: Literal["refer", "classify", "document"] = "refer"
     seed: int = 0
     data: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
@@ -188,8 +221,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     for section in ("data", "model"):
         if not isinstance(getattr(recipe, section).get("name"), str):
             raise UserError(f"recipe {name}: {section}.name is missing")
-        options = getattr(recipe, section)
-        setattr(recipe, section, {k: v for k, v in options.items() if v is not None})  # null takes an option away
+        setattr(recipe, section, _plain(getattr(recipe, section)))  # null takes an option away
     recipe.title = recipe.title or recipe.model["name"]
     return recipe
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from foveal.data import dataset
-from foveal.data.augment import crop_and_flip, resized, seeded, view
+from foveal.data.augment import crop_and_flip, resized, seeded, shifts, view
 from foveal.data.images import ImageData, ImageOptions
 from foveal.data.samples import Samples, complete, part_of
 from foveal.errors import DataError, UnknownNameError, UserError
@@ -79,7 +79,7 @@ def test_batches_of_files_and_of_held_images_look_alike(source, split):
 
 
 def test_labels_belong_to_the_images(root):
-    source = build("imagefolder", root, size=16, augment="small")
+    source = build("imagefolder", root, size=16, augment="small", hold=False)
     samples = source.splits["test"]
     for batch in batches(source, "test"):
         for n, label, image in zip(batch["index"], batch["label"], batch["image"], strict=True):
@@ -105,6 +105,51 @@ def test_held_images_at_another_size():
     assert batch["image"].shape == (5, 3, 20, 20)
     assert torch.equal(batch["image"], resized(source.splits["test"].images[:5], 20))
     assert source.held_on("test", CPU) is source.held_on("test", CPU)
+
+
+# Image files held in memory -------------------------------------------------------------------------------------------
+
+
+def test_files_are_held_if_they_are_few_and_not_cropped_from(root, monkeypatch):
+    assert build("imagefolder", root, size=16, augment="small").held
+    assert build("imagefolder", root, size=16, augment="none").held
+    assert not build("imagefolder", root, size=16).held
+    assert not build("imagefolder", root, size=16, augment="small", hold=False).held
+    monkeypatch.setattr("foveal.data.images.HELD", 30 * 3 * 16 * 16)
+    assert not build("imagefolder", root, size=16, augment="small").held
+    assert build("imagefolder", root, size=16, augment="small", hold=True).held
+
+
+@pytest.mark.parametrize("augment", ["small", "none"])
+def test_held_files_look_as_if_they_were_read(root, augment):
+    held, read = (build("imagefolder", root, size=16, augment=augment, hold=hold) for hold in (True, False))
+    for split in ("val", "test"):
+        assert same(batches(held, split), batches(read, split))
+    assert torch.equal(held.splits["train"].labels, read.splits["train"].labels)
+
+
+def test_held_files_are_decoded_once_and_again_when_they_change(tmp_path, monkeypatch):
+    for name in ("ant", "bee"):
+        (tmp_path / "imagefolder" / name).mkdir(parents=True)
+        for n in range(5):
+            noise(n).save(tmp_path / "imagefolder" / name / f"{n}.png")
+    options = {"size": 16, "augment": "small", "val_fraction": 0.25}
+    first = build("imagefolder", tmp_path, **options)
+    monkeypatch.setattr("foveal.data.images.read_image", None)
+    assert same(batches(first, "test"), batches(build("imagefolder", tmp_path, **options), "test"))
+    monkeypatch.undo()
+    for file in (tmp_path / "imagefolder").rglob("*.png"):
+        Image.new("RGB", (20, 20), (9, 99, 200)).save(file)
+    (batch,) = batches(build("imagefolder", tmp_path, **options), "test")
+    assert (batch["image"] == torch.tensor([9, 99, 200])[:, None, None]).all()
+
+
+def test_a_damaged_file_is_found_before_training_if_held(tmp_path):
+    path = tmp_path / "imagefolder" / "ant" / "1.jpg"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"<html>")
+    with pytest.raises(DataError, match=r"1\.jpg cannot be read as an image .*; remove or replace it$"):
+        build("imagefolder", tmp_path, augment="small")
 
 
 # Splits ---------------------------------------------------------------------------------------------------------------
@@ -194,7 +239,7 @@ def test_evaluation_sees_the_middle():
 
 
 def test_none_trains_on_what_evaluation_sees(root):
-    source = build("imagefolder", root, size=16, augment="none")
+    source = build("imagefolder", root, size=16, augment="none", hold=False)
     evaluate = view(16, "none", True, False)
     for n, image in by_index(batches(source)).items():
         assert torch.equal(image, evaluate(Image.open(source.splits["train"].file(n))))
@@ -214,7 +259,7 @@ def test_crops_and_flips_are_those_of_a_padded_image():
     """A slow reference: every result is one of the crops of the padded image, and all kinds occur."""
     side, border = 16, 2
     image = torch.randint(1, 256, (1, 3, side, side), dtype=torch.uint8)
-    made = crop_and_flip(image.repeat(400, 1, 1, 1), torch.arange(400), seed=0, flip=True)
+    made = crop_and_flip(image.repeat(400, 1, 1, 1), shifts(torch.arange(400), side, seed=0, flip=True))
     padded = torch.nn.functional.pad(image[0], (border,) * 4)
     crops = {}
     for y in range(2 * border + 1):
@@ -229,13 +274,21 @@ def test_crops_and_flips_are_those_of_a_padded_image():
 
 def test_held_images_are_not_mirrored_unless_asked():
     image = torch.arange(64, dtype=torch.uint8).view(1, 1, 8, 8).repeat(50, 3, 1, 1)
-    made = crop_and_flip(image, torch.arange(50), seed=0, flip=False)
+    made = crop_and_flip(image, shifts(torch.arange(50), 8, seed=0, flip=False))
     assert (made[:, 0, 4, 5] > made[:, 0, 4, 2]).all()
 
 
-@pytest.mark.parametrize(("name", "augment"), [("imagefolder", "small"), ("imagefolder", "large"), ("digits", "small")])
-def test_augmentation_depends_on_seed_epoch_and_sample_alone(root, name, augment):
-    source = build(name, root, size=16, augment=augment)
+@pytest.mark.parametrize(
+    ("name", "augment", "hold"),
+    [
+        ("imagefolder", "small", True),
+        ("imagefolder", "small", False),
+        ("imagefolder", "large", False),
+        ("digits", "small", None),
+    ],
+)
+def test_augmentation_depends_on_seed_epoch_and_sample_alone(root, name, augment, hold):
+    source = build(name, root, size=16, augment=augment, hold=hold)
     first = by_index(batches(source, batch=4, epoch=2, seed=1))
     other = by_index(batches(source, batch=7, epoch=2, seed=1))  # also in other batches
     shared = first.keys() & other.keys()
@@ -349,6 +402,8 @@ def test_memory_is_pinned_for_a_gpu_only(source):
     ("options", "message"),
     [
         ({"workers": -1}, r"data\.workers=-1: expected 0 or more"),
+        ({"std": (1.0, 0.0, 1.0)}, r"data\.std=\[1.0, 0.0, 1.0\]: expected three numbers above 0"),
+        ({"hold": True}, r"data\.augment=large needs image files; imagefolder is held in memory: use small or none"),
         ({"size": 0}, r"data\.size=0: expected 1 or more"),
         ({"val_fraction": 1.0}, r"data\.val_fraction=1.0: expected 0 or more and less than 1"),
         ({"test_fraction": 0.0}, r"data\.test_fraction=0.0: expected more than 0 and less than 1"),
@@ -364,8 +419,10 @@ def test_wrong_options(root, options, message):
 def test_wrong_recipes():
     with pytest.raises(UserError, match=r"data\.augment: expected one of none, small, large"):
         parse(ImageOptions, {"augment": "huge"}, "data")
-    with pytest.raises(UserError, match=r"data\.augment=large is for image files; digits is tiny images"):
+    with pytest.raises(UserError, match=r"data\.augment=large needs image files; digits is held in memory"):
         build("digits", augment="large")
+    with pytest.raises(UserError, match=r"data\.mean: expected a list of 3 values"):
+        parse(ImageOptions, {"mean": 0.5}, "data")
 
 
 def test_unknown_split(source):

@@ -85,7 +85,7 @@ def test_commands_exist(page: Path) -> None:
         options = {option for parameter in known[command].params for option in parameter.opts}
         for word in words:
             assert not word.startswith("--") or word in options, f"foveal {command} {word}"
-        if command == "train" and re.match(r"(demo|hattnet)/", words[0]):
+        if command == "train" and re.match(r"(aw|demo|hattnet)/", words[0]):
             assert words[0] in available()
         if command == "reproduce" and words:
             assert words[0] in {cell.table for cell in published if cell is not None}
@@ -108,7 +108,8 @@ def fits(base: str, changes: list[str]) -> bool:
         parse(dataset(recipe.data["name"]).options, options, "data")
     except UserError:
         return False
-    return all(accepts(recipe.model["name"], key) for key in recipe.model if key != "name")
+    always = {"name", "insert", "checkpoint"} if recipe.task == "classify" else {"name"}
+    return all(accepts(recipe.model["name"], key) for key in recipe.model if key not in always)
 
 
 def test_overrides_are_real() -> None:
@@ -116,12 +117,13 @@ def test_overrides_are_real() -> None:
     from foveal.recipe import available
 
     override = re.compile(r"(?:train|optim|loss|data|model)\.\w+=\S+")
-    seen = 0
+    texts = ("demo/document", "fan/yahoo-mini-hatt", "fan/news-hatt")
+    bases, seen = ("demo/hattnet-ctx", "hattnet/vg-soft", "demo/classify", *texts), 0
     for page in SPEAKING:
         for text in [*re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")), *map(" ".join, said(page))]:
             if changes := override.findall(text):
                 named = [word for word in text.split() if word in available()]
-                assert any(fits(base, changes) for base in named or ("demo/hattnet-ctx", "hattnet/vg-soft")), text
+                assert any(fits(base, changes) for base in named or bases), text
                 seen += len(changes)
     assert seen > 10
 
@@ -155,11 +157,11 @@ def test_every_page_is_in_the_navigation() -> None:
 # Tables -------------------------------------------------------------------
 
 HEADER = (
-    "table,recipe,model,dataset,metric,published,mean,std,difference,seeds,values,parameters,epochs,seconds,precision,"
-    "embedded,hardware"
+    "table,recipe,model,dataset,metric,published,mean,std,difference,seeds,values,parameters,epochs,seconds,step_seconds,"
+    "precision,embedded,hardware"
 )
 CTX = (
-    "hattnet/table1,hattnet/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,0.9851,0.98,0.0012,-0.0051,3,0.98,59273,100,60,32,"
+    "hattnet/table1,hattnet/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,0.9851,0.98,0.0012,-0.0051,3,0.98,59273,100,60,,32,"
     "False,some GPU"
 )
 
@@ -223,6 +225,30 @@ def test_columns_are_those_that_reproduce_writes() -> None:
     literals = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict)]
     written = [[key.value for key in node.keys if isinstance(key, ast.Constant)] for node in literals]
     assert HEADER.split(",") in written
+
+
+def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
+    row = (
+        "aw/cifar10,aw/cifar10-aw-resnet20,AW-ResNet-20,CIFAR-10,accuracy,,0.9,0.01,,3,0.9,286890,30,60,0.00321,bf16,"
+        "False,some GPU"
+    )
+    (tmp_path / "aw.csv").write_text("\n".join([HEADER, row, ""]), encoding="utf-8")
+    lines = hooks.results("aw", tmp_path).splitlines()
+    assert "| | CIFAR-10 | parameters | ms a step |" in lines
+    assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 | 3.21 |" in lines
+    assert "| SE-ResNet-20 | not measured yet |  |  |" in lines
+    assert sum(line.endswith("not measured yet.") for line in lines) == 2  # the paper's table, top-1 and top-5
+
+
+def test_expected_rows_are_those_of_the_recipes() -> None:
+    from foveal.recipe import available
+    from foveal.recipe import load as recipe
+
+    published = [cell for name in available() if (cell := recipe(name).published) is not None]
+    for known in hooks.TABLES.values():
+        for table, expected in known.items():
+            cells = {(cell.row, cell.column) for cell in published if cell.table == table}
+            assert cells == {(row, column) for row in expected.models for column in expected.datasets}
 
 
 # Keys ---------------------------------------------------------------------

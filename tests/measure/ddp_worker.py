@@ -8,7 +8,17 @@ import torch
 from torch import Tensor, distributed
 from torchmetrics import Metric
 
-from foveal.measure import AttentionPrecisionRecall, ScaleAccuracy, TruePositiveStrength, WeightedAveragePrecision
+from foveal.measure import (
+    AttentionOverlap,
+    AttentionPrecisionRecall,
+    AveragePrecision,
+    EnergyInBox,
+    InnerInLast,
+    PointingGame,
+    ScaleAccuracy,
+    TruePositiveStrength,
+    WeightedAveragePrecision,
+)
 
 SAMPLES = 25  # odd: the processes hold different numbers of samples
 
@@ -19,6 +29,11 @@ def metrics() -> dict[str, Metric]:
         "precision_recall": AttentionPrecisionRecall(11),
         "scale": ScaleAccuracy(),
         "average_precision": WeightedAveragePrecision(),
+        "each_average_precision": AveragePrecision(),
+        "overlap": AttentionOverlap(),
+        "inner_in_last": InnerInLast(),
+        "pointing": PointingGame(tolerance=1),
+        "energy": EnergyInBox(),
     }
 
 
@@ -35,6 +50,11 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         "precision_recall": (attention, mask),
         "scale": (correct, scale),
         "average_precision": (scores, labels),
+        "each_average_precision": (scores, labels),
+        "overlap": (attention, attention.flip(1)),
+        "inner_in_last": (attention, attention.flip(2)[:, ::2]),
+        "pointing": (attention, mask),
+        "energy": (attention, mask),
     }
 
 
@@ -45,7 +65,8 @@ def measure(share: slice) -> dict[str, object]:
         first, second = (part[share] for part in samples()[name])
         metric.update(first[:4], second[:4])
         metric.update(first[4:], second[4:])
-        values[name] = metric.compute()
+        value = metric.compute()
+        values[name] = tuple(value) if isinstance(value, tuple) else value
     return values
 
 

@@ -11,7 +11,13 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from foveal.errors import UserError
-from foveal.measure import WeightedAveragePrecision, average_precision, weighted_average_precision
+from foveal.measure import (
+    MeanAveragePrecision,
+    WeightedAveragePrecision,
+    average_precision,
+    mean_average_precision,
+    weighted_average_precision,
+)
 
 INTERPOLATIONS = ["area", "11point", "step"]
 seeds = st.integers(0, 2**31)
@@ -198,3 +204,35 @@ def test_unknown_interpolation_names_the_near_miss() -> None:
             call(scores, labels, "11-point")
     with pytest.raises(UserError, match="known: 11point, area, step"):
         WeightedAveragePrecision("voc")
+
+
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@given(seed=seeds, size=sizes)
+def test_mean_leaves_out_what_does_not_count(interpolation, seed: int, size: tuple[int, int]) -> None:
+    """The mean, over attributes with a positive, of the average precision of the samples that count."""
+    scores, labels = ranked(seed, size)
+    valid = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.7
+    each = [
+        voc(s[v].tolist(), y[v].tolist(), interpolation) for s, y, v in zip(scores.T, labels.T, valid.T, strict=True)
+    ]
+    each = [value for value in each if not math.isnan(value)]
+    expected = torch.tensor(sum(each) / len(each) if each else math.nan)
+    found = mean_average_precision(scores, labels, valid, interpolation)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    metric = MeanAveragePrecision(interpolation)
+    half = size[0] // 2
+    for part in (slice(0, half), slice(half, None)):
+        metric.update(scores[part], labels[part], valid[part])
+    torch.testing.assert_close(metric.compute(), expected, equal_nan=True)
+
+
+def test_mean_without_valid_counts_all() -> None:
+    scores, labels = ranked(3)
+    expected = average_precision(scores, labels)[:-1].mean()  # the last has no positive
+    assert mean_average_precision(scores, labels) == expected
+
+
+def test_valid_of_another_shape() -> None:
+    scores, labels = ranked(0)
+    with pytest.raises(UserError, match=r"valid must be bool of shape \(20, 4\), got torch.bool \(20, 3\)"):
+        mean_average_precision(scores, labels, torch.ones(20, 3, dtype=torch.bool))

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 
 from foveal.measure import (
+    AttentionOverlap,
     AttentionPrecisionRecall,
+    EnergyInBox,
+    InnerInLast,
+    PointingGame,
     ScaleAccuracy,
     TruePositiveStrength,
     WeightedAveragePrecision,
@@ -21,13 +25,15 @@ def samples(device: str) -> list[tuple[Tensor, Tensor]]:
     correct, scale = torch.rand(20, generator=draw) < 0.6, 0.5 + 2.5 * torch.rand(20, generator=draw)
     scores, labels = torch.randint(0, 5, (20, 3), generator=draw) / 5, torch.rand(20, 3, generator=draw) < 0.3
     pairs = [(correct, scale), (scores, labels), (scores, labels), (scores, labels)]
-    return [(attention, mask), (attention, mask), *((a.to(device), b.to(device)) for a, b in pairs)]
+    others = [(attention, attention.flip(1))] * 2 + [(attention, mask)] * 2
+    return [(attention, mask), (attention, mask), *((a.to(device), b.to(device)) for a, b in pairs), *others]
 
 
 def measure(device: str) -> list[Tensor]:
     """Every metric, moved to the device after it was made, over samples that live there."""
     metrics = [TruePositiveStrength(), AttentionPrecisionRecall(11), ScaleAccuracy()]
     metrics += [WeightedAveragePrecision(interpolation) for interpolation in ("area", "11point", "step")]
+    metrics += [AttentionOverlap(), InnerInLast(), PointingGame(tolerance=1), EnergyInBox()]
     values = []
     for metric, pair in zip(metrics, samples(device), strict=True):
         metric.to(device).update(*pair)

@@ -1,10 +1,12 @@
 import pytest
 import timm
+import torch
 from torch import nn
 
 import foveal
 from foveal.errors import UnknownNameError, UserError
 from foveal.models import registry
+from foveal.models.registry import any_model
 
 REFERENCE = ["hard", "hattnet", "hattnet_ctx", "soft", "stn"]
 
@@ -87,3 +89,23 @@ def test_a_new_model_can_be_registered(monkeypatch):
     assert registry.summary("tiny_for_test") == "A tiny network."
     with pytest.raises(UserError, match="did you mean 'channels'"):
         foveal.create_model("tiny_for_test", chanels=7)
+
+
+@pytest.mark.parametrize("name", ["cifar_resnet20", "resnet18", "resnet18.a1_in1k", "squeezenet1_1"])
+def test_models_of_foveal_timm_and_torchvision(name):
+    model = any_model(name, num_classes=7).eval()
+    assert model(torch.rand(1, 3, 32, 32)).shape == (1, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet81", {}, "unknown model 'resnet81'; did you mean"),
+        ("resnet18", {"depth": 3}, "model resnet18: .*unexpected keyword argument 'depth'"),
+        ("squeezenet1_1", {"depth": 3}, "model squeezenet1_1: .*unexpected keyword argument 'depth'"),
+        ("cifar_resnet20", {"detph": 3}, "did you mean 'depth'"),
+    ],
+)
+def test_mistakes_with_any_model(name, options, message):
+    with pytest.raises(UserError, match=message):
+        any_model(name, **options)

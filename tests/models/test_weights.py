@@ -3,7 +3,8 @@ import torch
 from safetensors.torch import save_file
 
 from foveal.errors import UserError
-from foveal.models.weights import fit_problems, read_weights
+from foveal.models import create_model
+from foveal.models.weights import fit_problems, read_weights, start_from
 
 WEIGHTS = {"features.0.weight": torch.arange(6.0).view(2, 3), "features.0.bias": torch.ones(2)}
 
@@ -70,3 +71,53 @@ def test_fit_problems_shows_the_first_names_of_many():
     expected = {str(i): torch.zeros(1) for i in range(5)}
     assert fit_problems(expected, dict(expected)) == []
     assert fit_problems(expected, {}) == ["missing: 0, 1, 2 and 2 more"]
+
+
+# Starting from a checkpoint -------------------------------------------------------------------------------------------
+
+
+def small(name="cifar_resnet20", **options):
+    return create_model(name, depth=8, width=4, **options)
+
+
+def test_all_that_fits_is_loaded(tmp_path):
+    plain, attended = small(), small("aw_cbam_cifar_resnet20", num_classes=7)
+    torch.save({"state_dict": {k: v.half() for k, v in plain.state_dict().items()}}, tmp_path / "w.pth")
+    stayed = start_from(attended, tmp_path / "w.pth")
+    assert {name for name in stayed if ".attached." not in name} == {"fc.weight", "fc.bias"}
+    for name, value in attended.state_dict().items():
+        assert value.dtype != torch.half
+        if name not in stayed:
+            torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-3)
+
+
+def test_a_classifier_for_as_many_classes_and_attention_are_loaded_too():
+    trained, fresh = small("se_cifar_resnet20"), small("se_cifar_resnet20")
+    assert start_from(fresh, trained.state_dict()) == []
+    assert all(torch.equal(value, trained.state_dict()[name]) for name, value in fresh.state_dict().items())
+
+
+def test_counters_of_norms_may_be_missing():
+    given = {name: value for name, value in small().state_dict().items() if "tracked" not in name}
+    assert all(name.endswith("num_batches_tracked") for name in start_from(small(), given))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda w: w | {"conv1.weight": torch.zeros(4, 3, 5, 5)}, r"of another shape: conv1\.weight"),
+        (lambda w: {k: v for k, v in w.items() if k != "layer1.0.conv1.weight"}, r"missing: layer1\.0\.conv1\.weight"),
+        (lambda w: w | {"head.weight": torch.zeros(3)}, r"unexpected: head\.weight"),
+        (
+            lambda w: w | {"fc.weight": torch.zeros(3, 99)},
+            r"of another shape: fc\.weight \(3, 99\) instead of \(10, 16\)",
+        ),
+        (lambda w: small("se_cifar_resnet20").state_dict(), r"unexpected: layer1\.0\.bn2\.attached\.se"),
+    ],
+)
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(spoil, said):
+    model = small()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match=rf"the checkpoint does not fit the model \(.*{said}"):
+        start_from(model, spoil(small().state_dict()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

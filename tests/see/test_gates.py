@@ -88,3 +88,15 @@ def test_large_pictures_are_shrunk_and_photographs_compressed():
     assert uri.startswith("data:image/webp;base64,")
     assert len(uri) < 80_000
     assert data_uri(heatmap(torch.rand(4, 4))).startswith("data:image/png;base64,")
+
+
+def test_a_model_without_gates_has_its_answer_alone(samples_of):
+    seen = replace(samples_of("SOFT", 1), query=None, mask=None)
+    bare = replace(seen, map=None, gates=(), sites=())
+    picture = np.asarray(gates({"with": seen, "without": bare}, size=50))
+    left = GAP + 3 * (50 + GAP)
+    assert (picture[2 * GAP + LINE : 2 * GAP + LINE + 46, left : left + 46] == 255).all()
+    page = gates_html({"with": seen, "without": bare})
+    assert "What does this show?" in page
+    assert page.count("the attended image") == 2  # once as text and once as title, for one of the two
+    assert page.count('class="answer"') == 2

@@ -70,5 +70,14 @@ def test_damaged_files(tmp_path, samples_of):
     with pytest.raises(RunError, match="cannot be read"):
         Samples.load(path)
     save_file({"image": torch.zeros(1, 3, 8, 8, dtype=torch.uint8)}, path)
-    with pytest.raises(RunError, match="no tensor 'query'"):
+    with pytest.raises(RunError, match="no tensor 'prediction'"):
         Samples.load(path)
+
+
+def test_a_question_about_the_whole_image_to_a_model_without_gates(tmp_path, samples_of):
+    seen = replace(samples_of("SOFT"), query=None, map=None, gates=(), sites=())
+    seen.save(tmp_path / "samples.safetensors")
+    again = Samples.load(tmp_path / "samples.safetensors")
+    assert (again.query, again.map, again.gates) == (None, None, ())
+    assert again.asked(0) is None
+    assert torch.equal(again.label, seen.label)

@@ -1,6 +1,7 @@
-"""The progress bar; the other callbacks are tested with whole runs."""
+"""The progress bar and the clock; the other callbacks are tested with whole runs."""
 
 import io
+import itertools
 import re
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from foveal.tasks.callbacks import ProgressLine
+from foveal.tasks.callbacks import ProgressLine, StepTimer
 
 
 @pytest.mark.parametrize("title", ["mref SOFT", "visual-genome HAttNet-CTX", "[/strange] title"])
@@ -27,8 +28,30 @@ def test_a_usual_terminal_shows_epoch_loss_score_speed_and_time_left(title):
     bar.on_train_start(trainer, None)
     for step in range(10):
         trainer.global_step = step
-        bar.on_train_batch_end(trainer, None, None, {"query": range(200)}, step)
+        bar.on_train_batch_end(trainer, None, None, {"label": range(200)}, step)
     bar.on_train_end(trainer, None)
     shown = bar.console.file.getvalue()
     time_left = r"(--:--|\d\d:\d\d|\d:\d\d:\d\d)"
     assert re.search(rf"12/300 · loss 1\.430 · val 0\.184 · [\d,]+/s +{time_left} left", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("gaps", "expected"),
+    [
+        ([9.0, 9.0, 0.1, 0.3, 0.2, 0.2], 0.2),  # half of a few steps are warm-up
+        ([9.0] * 10 + [0.5] * 3 + [0.1] * 12, 0.1),  # ten of many
+        ([0.4], 0.4),
+        ([], None),
+    ],
+)
+def test_the_median_step_after_the_warm_up(monkeypatch, gaps, expected):
+    now, logged = iter(itertools.accumulate([5.0, *gaps])), {}
+    monkeypatch.setattr("foveal.tasks.callbacks.time.perf_counter", lambda: next(now))
+    task = SimpleNamespace(device=torch.device("cpu"), log=lambda name, value, **how: logged.update({name: value}))
+    timer = StepTimer()
+    timer.times = [1.0]  # of an epoch before
+    timer.on_train_epoch_start(None, task)
+    for step in range(len(gaps) + 1):
+        timer.on_train_batch_end(None, task, None, None, step)
+    timer.on_train_epoch_end(None, task)
+    assert logged == ({} if expected is None else {"train/step_seconds": pytest.approx(expected)})

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from foveal.errors import UserError
 from foveal.recipe import Optim
 from foveal.tasks.schedule import optimiser, rate
 
@@ -88,6 +89,30 @@ def test_weight_decay_spares_biases_and_norms():
     assert [names[id(p)] for p in decayed["params"]] == ["0.weight", "2.weight", "3.weight"]
     assert [names[id(p)] for p in spared["params"]] == ["0.bias", "1.weight", "1.bias"]
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+
+
+def test_weight_decay_on_everything():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    decayed, spared = optimiser(Optim("sgd", weight_decay=0.1, decay="all"), model.parameters()).param_groups
+    assert [id(p) for p in decayed["params"]] == [id(p) for p in model.parameters()]
+    assert spared["params"] == []
+    optimiser(Optim("sgd", weight_decay=0.1, decay="all"), model.parameters()).step()
+
+
+def test_nesterov_momentum():
+    assert optimiser(Optim("sgd", nesterov=True), nn.Linear(2, 2).parameters()).defaults["nesterov"]
+    with pytest.raises(UserError, match=r"optim\.nesterov=true needs optim\.name=sgd"):
+        Optim("adam", nesterov=True)
+    with pytest.raises(UserError, match="momentum above 0"):
+        Optim("sgd", nesterov=True, momentum=0.0)
+
+
+def test_stairs_of_ten_every_thirty_epochs():
+    """The usual schedule on ImageNet, as the recipes of aw/table1 write it."""
+    stairs = Optim(schedule="stairs", after=29, every=30, factor=10)
+    assert [rate(stairs, epoch, 1, 90) for epoch in (0, 29, 30, 59, 60, 89)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adam", "adamw", "sgd"])

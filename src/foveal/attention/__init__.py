@@ -1,8 +1,10 @@
 """INSERT: one attention mechanism a file, insertion into live models, and the records of what attention did."""
 
 from foveal.attention.aw import AWConv2d, KernelAttention
+from foveal.attention.cam import cam, class_attention
 from foveal.attention.cbam import CBAM
 from foveal.attention.dry_run import Site, sites
+from foveal.attention.focused import FocusedAttention
 from foveal.attention.insertion import Insertion, insert
 from foveal.attention.progressive import ProgressiveGate
 from foveal.attention.record import Attends, AttentionRecord, watch
@@ -14,6 +16,7 @@ __all__ = [
     "AWConv2d",
     "Attends",
     "AttentionRecord",
+    "FocusedAttention",
     "Gate",
     "Insertion",
     "Kernel",
@@ -21,6 +24,8 @@ __all__ = [
     "ProgressiveGate",
     "Site",
     "SqueezeExcite",
+    "cam",
+    "class_attention",
     "insert",
     "mechanisms",
     "register_mechanism",

@@ -27,6 +27,7 @@ from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fusable
 
 Path = Literal["auto", "loop", "grouped", "taps", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "fused")
+LARGEST = 2**28  # numbers in all kernels of a batch
 MODES = ("kernel", "channel", "local", "output")
 
 
@@ -67,7 +68,7 @@ class KernelAttention(Kernel):
         residual: K + A ⊙ K, or A ⊙ K alone.
         start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
         path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps`` or ``fused``; all give the same. ``fused``
-            is one kernel on NVIDIA GPUs and the same as ``taps`` elsewhere.
+            is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere.
     """
 
     kind = "weight"
@@ -213,11 +214,14 @@ class KernelAttention(Kernel):
             return self.path
         if not self.constant_in:
             return "grouped"
-        if not torch.compiler.is_exporting() and fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
+        if torch.compiler.is_exporting():
+            return "taps"  # the only one that leaves the size of the batch open
+        if fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
             return "fused"
         if self.path == "fused":
             note_plain()
-        return "taps"
+        # A kernel for each sample is the faster of the plain forms, unless it becomes too large to build.
+        return "taps" if conv.kernel_size == (1, 1) or len(x) * conv.weight.numel() > LARGEST else "grouped"
 
 
 @cache

@@ -141,6 +141,17 @@ def _attach(layer: nn.Module, site: str, key: str, module: Mechanism) -> None:
     layer.attached = attached
 
 
+def reattach(model: nn.Module) -> None:
+    """Make attention work again on layers that another library has replaced by layers of another class.
+
+    ``convert_sync_batchnorm`` of torch and timm makes a new norm for every norm and hands on its children, but not its
+    class; what was attached to it would never run.
+    """
+    for module in model.modules():
+        if not isinstance(module, Attended) and isinstance(getattr(module, "attached", None), nn.ModuleDict):
+            module.__class__ = _attended(type(module))
+
+
 def _detach(layer: nn.Module, key: str) -> None:
     if isinstance(layer, Attended) and key in layer.attached:
         del layer.attached[key]

@@ -1,6 +1,6 @@
 """Real datasets in their official formats, and embedded ones that need no download."""
 
-from foveal.data import attributes, classification, reference
+from foveal.data import attributes, classification, reference, texts
 from foveal.data.registry import Entry, Source, data_root, dataset, datasets, register_data
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "datasets",
     "reference",
     "register_data",
+    "texts",
 ]

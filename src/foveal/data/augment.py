@@ -48,26 +48,39 @@ def seeded(make: Callable[[Image.Image], Tensor], image: Image.Image, seed: int,
         return make(image)
 
 
-def crop_and_flip(pixels: Tensor, sample: Tensor, seed: int, flip: bool) -> Tensor:
+def shifts(sample: Tensor, side: int, seed: int, flip: bool) -> Tensor:
+    """What ``small`` does to each sample of an epoch.
+
+    Args:
+        sample: number of each sample, int64 (N,).
+        side: side S of the images.
+        seed: of the epoch.
+        flip: whether to mirror every other image.
+
+    Returns:
+        int64 (N, 3) on the same device: first row and column of the crop in the padded image, and 1 if it is mirrored.
+    """
+    row, column = (integers(0, 2 * (side // 8), uniform(seed, stream, sample)) for stream in (ROW, COLUMN))
+    mirrored = (uniform(seed, FLIP, sample) < 0.5).long() if flip else torch.zeros_like(row)
+    return torch.stack([row, column, mirrored], 1)
+
+
+def crop_and_flip(pixels: Tensor, shift: Tensor) -> Tensor:
     """``small`` for a whole batch at once, on the device where it lies.
 
     Args:
         pixels: uint8 (N, 3, S, S).
-        sample: number of each sample, int64 (N,) on the same device.
-        seed: of the epoch.
-        flip: whether to mirror every other image.
+        shift: of each image, from :func:`shifts`.
 
     Returns:
         uint8 (N, 3, S, S).
     """
     count, channels, side, _ = pixels.shape
-    border = side // 8
-    padded = F.pad(pixels, (border,) * 4)
+    padded = F.pad(pixels, (side // 8,) * 4)
     along = torch.arange(side, device=pixels.device)
-    rows = integers(0, 2 * border, uniform(seed, ROW, sample))[:, None] + along
-    columns = integers(0, 2 * border, uniform(seed, COLUMN, sample))[:, None] + along
-    if flip:
-        columns = torch.where(uniform(seed, FLIP, sample)[:, None] < 0.5, columns.flip(1), columns)
+    row, column, mirrored = shift[:, :, None].unbind(1)
+    rows = row + along
+    columns = column + torch.where(mirrored.bool(), side - 1 - along, along)
     which = torch.arange(count, device=pixels.device)[:, None, None, None]
     channel = torch.arange(channels, device=pixels.device)[:, None, None]
     return padded[which, channel, rows[:, None, :, None], columns[:, None, None, :]]

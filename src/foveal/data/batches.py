@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from foveal.errors import DataError, UserError
@@ -41,12 +42,17 @@ class EpochBatches(Sampler[list[int]]):
         return whole + (self.shuffle is None and rest > self.rank * self.batch)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return (numbers.tolist() for numbers in self.on(torch.device("cpu")))
+
+    def on(self, device: torch.device) -> Iterator[Tensor]:
+        """The same numbers as tensors; they go to ``device`` once, for a copy at every step would make it wait."""
         order = torch.arange(self.count)
         if self.shuffle is not None:
             order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.shuffle))
+        order = order.to(device)
         for step in range(len(self)):
             begin = (step * self.world + self.rank) * self.batch
-            yield order[begin : begin + self.batch].tolist()
+            yield order[begin : begin + self.batch]
 
 
 class Batches(DataLoader[dict[str, Any]]):

@@ -54,6 +54,39 @@ def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tenso
 
 
 @contextlib.contextmanager
+def cached_folder(name: str, key: dict[str, object], make: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder of files that ``make`` fills if it is not there: for what is too large to be held in memory.
+
+    A second process that asks for the same thing waits for the first; the folder gets its name only when it is
+    complete. If the cache cannot be written, the files live in a temporary folder, with a warning, as long as the block
+    runs.
+    """
+    text = json.dumps(key, sort_keys=True)
+    folder = cache_folder() / f"{name}-{zlib.crc32(text.encode()):08x}"
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder.with_suffix(".lock")))
+            if not (folder / "key.json").is_file() or (folder / "key.json").read_text(encoding="utf-8") != text:
+                with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name, suffix=".partial") as partial:
+                    made = Path(partial) / "made"
+                    made.mkdir()
+                    make(made)
+                    (made / "key.json").write_text(text, encoding="utf-8")
+                    if folder.exists():
+                        os.replace(folder, Path(partial) / "old")
+                    os.replace(made, folder)
+        except OSError as error:
+            warnings.warn(
+                f"cannot use the cache in {folder.parent} ({error}); set FOVEAL_CACHE to a writable folder",
+                stacklevel=3,
+            )
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            make(folder)
+        yield folder
+
+
+@contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:

@@ -7,16 +7,13 @@ not read: it consists of pickles, and unpickling a file runs whatever code its a
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foveal.data.cache import cached
 from foveal.data.folders import read_folder
-from foveal.data.pictures import read_image
 from foveal.data.samples import Found, Samples
 from foveal.errors import DataError
 
@@ -37,7 +34,7 @@ def read_cifar100(folder: Path) -> Found:
 
 def _read(folder: Path, parts: dict[str, list[str]], names: str, classes: int, label_bytes: int) -> Found:
     if (folder / "train").is_dir():
-        return _class_folders(folder)
+        return read_folder(folder)
     if not any((folder / name).is_file() for files in parts.values() for name in files):
         pickles = any((folder / name).exists() for name in ("data_batch_1", "batches.meta", "train", "meta"))
         why = " (these are the python version, pickles that could run any code and are not read)" if pickles else ""
@@ -77,27 +74,3 @@ def read_records(path: Path, classes: int, label_bytes: int) -> tuple[Tensor, Te
     if int(labels.max()) >= classes:
         raise DataError(f"{path} has a label {int(labels.max())}, expected 0 to {classes - 1}; {_again()}")
     return records[:, label_bytes:].reshape(-1, 3, SIDE, SIDE).contiguous(), labels
-
-
-def _class_folders(folder: Path) -> Found:
-    found = read_folder(folder)
-    splits = {split: Samples(_pixels(folder, split, s), s.labels) for split, s in found.splits.items()}
-    return Found(found.answers, splits)
-
-
-def _pixels(folder: Path, split: str, samples: Samples) -> Tensor:
-    """All images of a split, by way of the disk cache: opening 50,000 files takes a while."""
-    files = [samples.file(n) for n in range(len(samples))]
-    state = hashlib.sha256()
-    for file in files:
-        about = file.stat()
-        state.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    key: dict[str, object] = {"folder": str(folder), "split": split, "files": state.hexdigest()}
-    return cached(f"{folder.name}-{split}", key, lambda: {"pixels": torch.stack([_tiny(f) for f in files])})["pixels"]
-
-
-def _tiny(file: Path) -> Tensor:
-    image = read_image(file)
-    if image.size != (SIDE, SIDE):
-        raise DataError(f"{file} is {image.size[0]}×{image.size[1]} pixels; CIFAR's images are {SIDE}×{SIDE}")
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)

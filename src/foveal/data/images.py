@@ -1,11 +1,13 @@
 """Images to be classified as a dataset of recipes, whatever the format on disk.
 
 The readers of :mod:`foveal.data.classification` say which images and labels there are; this file divides them into
-splits and makes batches. Image files are read by worker processes; sets of tiny images lie in memory on the device.
+splits and makes batches. Image files are read by worker processes. Images that are not cropped from the whole file and
+fit into memory are held on the training device instead and augmented there, a batch at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +17,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from foveal.data.augment import crop_and_flip, resized, seeded, view
+from foveal.data.augment import crop_and_flip, resized, seeded, shifts, view
 from foveal.data.batches import EpochBatches, epoch_seed, read_batches
+from foveal.data.cache import cached
 from foveal.data.pictures import read_image
 from foveal.data.samples import Found, Samples, complete
 from foveal.errors import DataError, UserError, unknown
+
+HELD = 4 * 2**30  # bytes
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,9 @@ class ImageOptions:
         test_fraction: part of the images to test on, where the dataset has no official splits at all.
         seed: which division into splits; independent of the training seed, so that all runs see the same test set.
         workers: processes that read images, in each training process; 0 to read in the training process itself.
+        hold: decode all image files once, keep them in the cache, and train from memory; null: if ``augment`` is not
+            ``large`` and they take less than 4 GB.
+        mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
     """
 
     folder: str | None = None
@@ -46,6 +54,9 @@ class ImageOptions:
     test_fraction: float = 0.2
     seed: int = 0
     workers: int = 2
+    hold: bool | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Format:
         read: finds classes and samples in the folder.
         folders: names that the folder may have below the data folder; none for an embedded dataset.
         how: where to get the files.
-        size, augment, flip, val_fraction: as in :class:`ImageOptions`.
+        size, augment, flip, val_fraction, mean, std: as in :class:`ImageOptions`.
         note: added to the description.
     """
 
@@ -70,6 +81,8 @@ class Format:
     augment: Literal["none", "small", "large"] = "large"
     flip: bool = True
     val_fraction: float = 0.1
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     note: str = ""
 
 
@@ -89,10 +102,10 @@ class ImageFiles(Dataset[dict[str, Any]]):
 
 
 class HeldImages:
-    """Batches of images that lie on the device already: indexing and augmentation there, no copying from the host."""
+    """Batches of images that lie on the device already; augmented there if ``seed`` is that of a training epoch."""
 
-    def __init__(self, samples: Samples, batches: EpochBatches, change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.samples, self.batches, self.change = samples, batches, change
+    def __init__(self, samples: Samples, batches: EpochBatches, seed: int | None, flip: bool) -> None:
+        self.samples, self.batches, self.seed, self.flip = samples, batches, seed, flip
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -100,9 +113,12 @@ class HeldImages:
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         pixels = self.samples.images
         assert isinstance(pixels, Tensor)
-        for numbers in self.batches:
-            index = torch.tensor(numbers, device=pixels.device)
-            yield {"image": self.change(pixels[index], index), **labels_of(self.samples, index), "index": index}
+        moves = None
+        if self.seed is not None:  # of the whole epoch at once, for a step would wait for each of its numbers
+            moves = shifts(torch.arange(len(pixels)), pixels.shape[-1], self.seed, self.flip).to(pixels.device)
+        for index in self.batches.on(pixels.device):
+            image = pixels[index] if moves is None else crop_and_flip(pixels[index], moves[index])
+            yield {"image": image, **labels_of(self.samples, index), "index": index}
 
 
 def labels_of(samples: Samples, n: int | Tensor) -> dict[str, Tensor]:
@@ -115,24 +131,51 @@ class ImageData:
     """A classification dataset, ready to be trained on."""
 
     def __init__(self, form: Format, options: ImageOptions, root: Path | None) -> None:
-        self.form, self.name, self.options = form, form.name, options
+        self.form, self.name, self.options, self.root = form, form.name, options, root
         self.embedded = not form.folders
         self.size = _or(options.size, form.size)
         self.augment = _or(options.augment, form.augment)
         self.flip = _or(options.flip, form.flip)
         self.val_fraction = _or(options.val_fraction, form.val_fraction)
+        self.mean, self.std = _or(options.mean, form.mean), _or(options.std, form.std)
         self._check()
-        found = form.read(
-            Path() if self.embedded else _locate(form, options.folder, root)
-        )  # what is missing stops here
+        folder = Path() if self.embedded else _locate(form, options.folder, root)
+        found = form.read(folder)  # what is missing stops here
         self.queries: list[str] = []
         self.answers, self.official = found.answers, tuple(found.splits)
-        self.splits = complete(found.splits, self.val_fraction, options.test_fraction, options.seed)
-        self.multilabel = self.splits["train"].labels.ndim == 2
-        self.held = isinstance(self.splits["train"].images, Tensor)
+        files = [split for split, samples in found.splits.items() if not isinstance(samples.images, Tensor)]
+        self.held = not files or self._hold(sum(len(found.splits[split]) for split in files))
         if self.held and self.augment == "large":
-            raise UserError(f"data.augment=large is for image files; {self.name} is tiny images: use small or none")
+            raise UserError(f"data.augment=large needs image files; {self.name} is held in memory: use small or none")
+        decoded = {split: self._decoded(split, found.splits[split]) for split in files if self.held}
+        self.splits = complete(found.splits | decoded, self.val_fraction, options.test_fraction, options.seed)
+        self.multilabel = self.splits["train"].labels.ndim == 2
         self._on: dict[tuple[str, str], Samples] = {}
+
+    def _hold(self, files: int) -> bool:
+        small = self.augment != "large" and 3 * self.size**2 * files < HELD
+        return _or(self.options.hold, small)
+
+    def _decoded(self, split: str, samples: Samples) -> Samples:
+        """The image files of a split as pixels, by way of the disk cache: opening 50,000 files takes a while."""
+        state = hashlib.sha256()
+        for n in range(len(samples)):
+            file = samples.file(n)
+            try:
+                about = file.stat()
+            except OSError as error:
+                raise DataError(f"{file}: no such image file") from error
+            state.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        data = ImageFiles(samples, view(self.size, self.augment, self.flip, False), None)
+
+        def read() -> dict[str, Tensor]:
+            where: dict[str, Any] = {"shuffle": None, "rank": 0, "world": 1, "device": torch.device("cpu")}
+            found = read_batches(data, 256, workers=self.options.workers, **where)
+            return {"pixels": torch.cat([batch["image"] for batch in found])}
+
+        key: dict[str, object] = {"files": state.hexdigest(), "size": self.size, "small": self.augment == "small"}
+        pixels = cached(f"{self.name}-{split}", key, read)["pixels"]
+        return Samples(pixels, samples.labels, samples.valid)
 
     def _check(self) -> None:
         o = self.options
@@ -144,6 +187,8 @@ class ImageData:
             raise UserError(f"data.val_fraction={self.val_fraction}: expected 0 or more and less than 1")
         if not 0 < o.test_fraction < 1:
             raise UserError(f"data.test_fraction={o.test_fraction}: expected more than 0 and less than 1")
+        if not min(self.std) > 0:
+            raise UserError(f"data.std={list(self.std)}: expected three numbers above 0")
 
     def describe(self) -> str:
         """One line on what the data is."""
@@ -179,7 +224,7 @@ class ImageData:
         world: int = 1,
         device: torch.device,
     ) -> Iterable[dict[str, Tensor]]:
-        """Batches of ``split`` for one epoch; tiny images on ``device``, others in memory pinned if that is a GPU.
+        """Batches of ``split`` for one epoch; held images on ``device``, others in memory pinned if that is a GPU.
 
         They hold image uint8 (N, 3, S, S), label int64 (N,) or of 0 and 1 float (N, K), index (N,) and, where the
         official evaluation leaves some labels out, valid bool (N, K).
@@ -193,11 +238,7 @@ class ImageData:
             where: dict[str, Any] = {"rank": rank, "world": world, "device": device}
             return read_batches(data, batch, shuffle=shuffle, workers=self.options.workers, **where)
         samples = self.held_on(split, device)
-
-        def change(pixels: Tensor, index: Tensor) -> Tensor:
-            return pixels if number is None else crop_and_flip(pixels, index, number, self.flip)
-
-        return HeldImages(samples, EpochBatches(len(samples), batch, shuffle, rank, world), change)
+        return HeldImages(samples, EpochBatches(len(samples), batch, shuffle, rank, world), number, self.flip)
 
 
 def _or(given: Any, usual: Any) -> Any:

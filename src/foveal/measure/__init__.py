@@ -4,21 +4,55 @@ Every measure is a pure function on plain tensors and a torchmetrics class of th
 over batches and processes. Fractions are in [0, 1].
 """
 
+from foveal.measure._split import Split
+from foveal.measure.assert_attends import AttendedMass, assert_attends
+from foveal.measure.attention_overlap import AttentionOverlap, attention_overlap
 from foveal.measure.attention_precision_recall import AttentionPrecisionRecall, attention_precision_recall
-from foveal.measure.average_precision import WeightedAveragePrecision, average_precision, weighted_average_precision
+from foveal.measure.average_precision import (
+    AveragePrecision,
+    MeanAveragePrecision,
+    WeightedAveragePrecision,
+    average_precision,
+    mean_average_precision,
+    weighted_average_precision,
+)
+from foveal.measure.center_mass import CenterMass, center_mass
+from foveal.measure.energy_in_box import EnergyInBox, energy_in_box
+from foveal.measure.inner_in_last import InnerInLast, inner_in_last
 from foveal.measure.maps import attention_map
+from foveal.measure.pointing_game import PointingGame, pointing_game
+from foveal.measure.regions import box_mask
 from foveal.measure.scale_accuracy import ScaleAccuracy, scale_accuracy
 from foveal.measure.true_positive_strength import TruePositiveStrength, true_positive_strength
+from foveal.measure.word_importance import word_importance
 
 __all__ = [
+    "AttendedMass",
+    "AttentionOverlap",
     "AttentionPrecisionRecall",
+    "AveragePrecision",
+    "CenterMass",
+    "EnergyInBox",
+    "InnerInLast",
+    "MeanAveragePrecision",
+    "PointingGame",
     "ScaleAccuracy",
+    "Split",
     "TruePositiveStrength",
     "WeightedAveragePrecision",
+    "assert_attends",
     "attention_map",
+    "attention_overlap",
     "attention_precision_recall",
     "average_precision",
+    "box_mask",
+    "center_mass",
+    "energy_in_box",
+    "inner_in_last",
+    "mean_average_precision",
+    "pointing_game",
     "scale_accuracy",
     "true_positive_strength",
     "weighted_average_precision",
+    "word_importance",
 ]

@@ -1,4 +1,4 @@
-"""Average precision per attribute, and its mean weighted by how often each attribute occurs.
+"""Average precision per attribute, its mean, and its mean weighted by how often each attribute occurs.
 
 Everingham et al.: "The PASCAL Visual Object Classes Challenge" (http://host.robots.ox.ac.uk/pascal/VOC). Samples with
 equal scores cannot be told apart, so they enter the ranking together, as in scikit-learn; the VOC development kit
@@ -88,6 +88,19 @@ def _weighted(average: Tensor, positives: Tensor) -> Tensor:
     return (average.masked_fill(positives == 0, 0) * positives).sum() / positives.sum()
 
 
+def _mean(average: Tensor, positives: Tensor) -> Tensor:
+    return average[positives > 0].mean()
+
+
+def _without(scores: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Put what does not count below everything else, where it changes no precision at a positive."""
+    if valid is None:
+        return scores, labels
+    if valid.shape != labels.shape or valid.dtype != torch.bool:
+        raise UserError(f"valid must be bool of shape {tuple(labels.shape)}, got {valid.dtype} {tuple(valid.shape)}")
+    return scores.masked_fill(~valid, -torch.inf), labels & valid
+
+
 def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
     """Average precision of each attribute.
 
@@ -140,7 +153,53 @@ def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: In
     return _weighted(*_compute(*_update(scores, labels), interpolation))
 
 
-class WeightedAveragePrecision(Metric):
+def mean_average_precision(
+    scores: Tensor, labels: Tensor, valid: Tensor | None = None, interpolation: Interpolation = "area"
+) -> Tensor:
+    """Plain mean of :func:`average_precision` over the attributes that have a positive.
+
+    Args:
+        scores: (N, K), higher for more likely; logits and probabilities rank alike.
+        labels: bool or 0 and 1, (N, K).
+        valid: bool (N, K), false where a sample counts neither for nor against an attribute (VOC's difficult objects);
+            None if all count.
+        interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+
+    Returns:
+        Scalar in [0, 1]; nan if nothing is positive.
+
+    >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
+    >>> labels = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    >>> mean_average_precision(scores, labels)
+    tensor(0.6667)
+    """
+    _check_interpolation(interpolation)
+    _check(scores, labels)
+    return _mean(*_compute(*_without(*_update(scores, labels), valid), interpolation))
+
+
+class _Ranked(Metric):
+    """Keeps all scores and labels: a ranking needs every one."""
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    scores: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, interpolation: Interpolation = "area", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _check_interpolation(interpolation)
+        self.interpolation: Interpolation = interpolation
+        self.add_state("scores", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def _each(self) -> tuple[Tensor, Tensor]:
+        return _compute(dim_zero_cat(self.scores), dim_zero_cat(self.labels), self.interpolation)
+
+
+class WeightedAveragePrecision(_Ranked):
     """:func:`weighted_average_precision` over a whole test set.
 
     A ranking needs every score, so all scores and labels are kept until :meth:`reset`; ``compute_on_cpu=True`` keeps
@@ -157,20 +216,6 @@ class WeightedAveragePrecision(Metric):
     tensor(0.7778)
     """
 
-    is_differentiable = False
-    higher_is_better = True
-    full_state_update = False
-
-    scores: list[Tensor]
-    labels: list[Tensor]
-
-    def __init__(self, interpolation: Interpolation = "area", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        _check_interpolation(interpolation)
-        self.interpolation: Interpolation = interpolation
-        self.add_state("scores", [], dist_reduce_fx="cat")
-        self.add_state("labels", [], dist_reduce_fx="cat")
-
     def update(self, scores: Tensor, labels: Tensor) -> None:
         """Add samples: ``scores`` (N, K) and ``labels`` (N, K), bool or 0 and 1."""
         _check(scores, labels)
@@ -180,4 +225,56 @@ class WeightedAveragePrecision(Metric):
 
     def compute(self) -> Tensor:
         """Weighted mean average precision of all samples so far, a scalar."""
-        return _weighted(*_compute(dim_zero_cat(self.scores), dim_zero_cat(self.labels), self.interpolation))
+        return _weighted(*self._each())
+
+
+class MeanAveragePrecision(_Ranked):
+    """:func:`mean_average_precision` over a whole test set; keeps all scores, as :class:`WeightedAveragePrecision`.
+
+    Args:
+        interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+        **kwargs: of :class:`torchmetrics.Metric`.
+
+    >>> metric = MeanAveragePrecision()
+    >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([[1, 1], [1, 0]]))
+    >>> metric.update(torch.tensor([[0.7, 0.3]]), torch.tensor([[0, 0]]), valid=torch.tensor([[True, False]]))
+    >>> metric.compute()
+    tensor(0.7500)
+    """
+
+    def update(self, scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> None:
+        """Add samples: ``scores``, ``labels`` and, if some do not count, ``valid``, all (N, K)."""
+        _check(scores, labels)
+        kept_scores, kept_labels = _without(*_update(scores, labels), valid)
+        self.scores.append(kept_scores)
+        self.labels.append(kept_labels)
+
+    def compute(self) -> Tensor:
+        """Mean average precision of all samples so far, a scalar."""
+        return _mean(*self._each())
+
+
+class AveragePrecision(_Ranked):
+    """:func:`average_precision` of each attribute over a whole test set; keeps all scores.
+
+    Args:
+        interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+        **kwargs: of :class:`torchmetrics.Metric`.
+
+    >>> metric = AveragePrecision()
+    >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([[1, 1], [1, 0]]))
+    >>> metric.update(torch.tensor([[0.7, 0.3]]), torch.tensor([[0, 0]]), valid=torch.tensor([[True, False]]))
+    >>> metric.compute()
+    tensor([1.0000, 0.5000])
+    """
+
+    def update(self, scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> None:
+        """Add samples: ``scores``, ``labels`` and, if some do not count, ``valid``, all (N, K)."""
+        _check(scores, labels)
+        kept_scores, kept_labels = _without(*_update(scores, labels), valid)
+        self.scores.append(kept_scores)
+        self.labels.append(kept_labels)
+
+    def compute(self) -> Tensor:
+        """Average precision of each attribute (K,), nan for one without a positive."""
+        return self._each()[0]

@@ -53,7 +53,7 @@ def attended_resnet(
         for block in model.modules():
             if isinstance(block, Bottleneck):
                 block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
-    return _attend(model, aw, gate, reduction, pools, spatial, start)
+    return attend(model, aw, gate, reduction, pools, spatial, start)
 
 
 def attended_mobilenet(
@@ -80,12 +80,13 @@ def attended_mobilenet(
         in_chans: channels of the image.
     """
     model = timm.create_model("mobilenetv1_100", num_classes=num_classes, in_chans=in_chans)
-    return _attend(model, aw, gate, reduction, pools, spatial, start)
+    return attend(model, aw, gate, reduction, pools, spatial, start)
 
 
-def _attend(
+def attend(
     model: nn.Module, aw: bool, gate: str | None, reduction: int, pools: list[str] | None, spatial: bool, start: Any
 ) -> nn.Module:
+    """Insert what the options of :func:`attended_resnet` ask for at its usual sites, and return the model."""
     if aw:
         insert(model, "aw", start=start, reduction=reduction)
     if gate == "se":
@@ -104,16 +105,18 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _register_all(suffix: str, title: str, build: Callable[..., nn.Module], **fixed: Any) -> None:
+def register_variants(suffix: str, title: str, build: Callable[..., nn.Module], **fixed: Any) -> None:
+    """Register ``aw_SUFFIX``, ``se_SUFFIX`` and so on, built by ``build`` with the options ``fixed``."""
     for prefix, (what, chosen) in _VARIANTS.items():
 
         def make(chosen: dict[str, Any] = chosen, **options: Any) -> nn.Module:
             return build(**fixed | chosen | options)
 
-        make.__name__, make.__doc__ = f"{prefix}_{suffix}", f"{title} with {what}."
+        make.__name__, make.__module__ = f"{prefix}_{suffix}", build.__module__
+        make.__doc__ = f"{title} with {what}."
         register(build)(make)
 
 
-_register_all("resnet50", "ResNet-50", attended_resnet, depth=50)
-_register_all("resnet101", "ResNet-101", attended_resnet, depth=101)
-_register_all("mobilenet", "MobileNet v1", attended_mobilenet)
+register_variants("resnet50", "ResNet-50", attended_resnet, depth=50)
+register_variants("resnet101", "ResNet-101", attended_resnet, depth=101)
+register_variants("mobilenet", "MobileNet v1", attended_mobilenet)

@@ -68,18 +68,24 @@ def create_model(name: str, **options: Any) -> nn.Module:
         raise UserError(f"model {name}: {error}") from error
 
 
-def any_model(name: str) -> nn.Module:
-    """The network called ``name``, of foveal, timm or torchvision (in this order), with random weights."""
+def any_model(name: str, **options: Any) -> nn.Module:
+    """The network called ``name``, of foveal, timm or torchvision (in this order), with random weights.
+
+    >>> any_model("resnet18", num_classes=7).fc.out_features
+    7
+    """
     if name in _MODELS:
-        return create_model(name)
-    if name in timm.list_models():
-        return timm.create_model(name)
+        return create_model(name, **options)
     import torchvision
 
     others = torchvision.models.list_models()
-    if name in others:
-        return torchvision.models.get_model(name, weights=None)
-    raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
+    if not timm.is_model(name) and name not in others:
+        raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
+    build = timm.create_model if timm.is_model(name) else torchvision.models.get_model
+    try:
+        return build(name, **options)
+    except Exception as error:  # of someone else's code, over options that the user gave
+        raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
 
 
 def accepts(name: str, option: str) -> bool:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from foveal.attention.layers import own_modules
 from foveal.errors import UserError
 
 
@@ -73,3 +74,39 @@ def fit_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) ->
     ]
     named = {"missing": missing, "of another shape": wrong, "unexpected": extra}
     return [f"{problem}: {first(names)}" for problem, names in named.items() if names]
+
+
+def start_from(model: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> list[str]:
+    """Load pretrained weights into a classifier, whether attention was inserted into it or not.
+
+    Everything must fit but three things, which stay as they are: attention that the checkpoint does not have, counters
+    of batch norms, and the last layer if the checkpoint's is for another number of classes.
+
+    Args:
+        model: the classifier.
+        checkpoint: as in :func:`read_weights`.
+
+    Returns:
+        Names of the tensors that stayed as they were.
+
+    >>> from foveal.models import create_model
+    >>> plain, attended = create_model("cifar_resnet20"), create_model("se_cifar_resnet20", num_classes=7)
+    >>> [name for name in start_from(attended, plain.state_dict()) if "attached" not in name]
+    ['fc.weight', 'fc.bias']
+    """
+    given, own = read_weights(checkpoint), model.state_dict()
+    last = [name for name, module in own_modules(model) if isinstance(module, nn.Linear | nn.Conv2d)][-1:]
+
+    def stays(name: str) -> bool:
+        if name not in given:
+            return ".attached." in name or name.endswith("num_batches_tracked")
+        head = name.rpartition(".")[0] in last and given[name].shape[1:] == own[name].shape[1:]
+        return head and given[name].shape != own[name].shape
+
+    kept = [name for name in own if stays(name)]
+    fitting = {name: value for name, value in given.items() if name not in kept}
+    if problems := fit_problems({name: value for name, value in own.items() if name not in kept}, fitting):
+        where = f"the checkpoint {checkpoint}" if isinstance(checkpoint, str | Path) else "the checkpoint"
+        raise UserError(f"{where} does not fit the model ({'; '.join(problems)})")
+    model.load_state_dict(fitting, strict=False)
+    return kept

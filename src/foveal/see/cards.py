@@ -86,6 +86,8 @@ def _input(samples: Samples, k: int) -> str:
 
 
 def _look(samples: Samples, k: int) -> str:
+    if samples.map is None:
+        return _answer(samples, k)
     shot = _image(attended(samples.image[k], samples.map[k]), "the attended image") if drawable(samples.map[k]) else ""
     maps = []
     for i, gate in enumerate(samples.gates):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import TypeGuard
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
@@ -76,13 +77,14 @@ def shared(models: Mapping[str, Samples]) -> list[dict[str, int]]:
     rows: dict[tuple[int, bytes], dict[str, int]] = defaultdict(dict)
     for title, samples in models.items():
         for k in range(len(samples)):
-            rows[int(samples.query[k]), samples.image[k].cpu().numpy().tobytes()].setdefault(title, k)
+            asked = -1 if samples.query is None else int(samples.query[k])
+            rows[asked, samples.image[k].cpu().numpy().tobytes()].setdefault(title, k)
     return sorted(rows.values(), key=len, reverse=True)
 
 
-def drawable(attention: Tensor) -> bool:
+def drawable(attention: Tensor | None) -> TypeGuard[Tensor]:
     """Whether a map can be shown; that of a diverged model cannot, and its place stays empty."""
-    return bool(torch.isfinite(attention).all() and (attention >= 0).all())
+    return attention is not None and bool(torch.isfinite(attention).all() and (attention >= 0).all())
 
 
 class _Panel:
@@ -112,14 +114,16 @@ class _Panel:
             x0, y0, x1, y1 = (edge * self.size for edge in box)
             self.draw.rectangle([left + x0 - 2, top + y0 - 2, left + x1 + 1, top + y1 + 1], outline="white")
         below, truth = top + self.size + 2, samples.truth(k)
-        self.text(left, below, f"asked: {samples.asked(k)}", self.size)
+        if (asked := samples.asked(k)) is not None:
+            self.text(left, below, f"asked: {asked}", self.size)
         if truth is not None:
             self.text(left, below + LINE, f"true: {samples.names(truth)}", self.size, MUTED)
 
     def look(self, samples: Samples, k: int, left: int, top: int) -> None:
         below = top + self.size + 2
-        if drawable(samples.map[k]):
-            self.tile(attended(samples.image[k], samples.map[k]), left, top)
+        combined = None if samples.map is None else samples.map[k]
+        if drawable(combined):
+            self.tile(attended(samples.image[k], combined), left, top)
         self.answer(samples, k, left, below)
         for i, gate in enumerate(samples.gates):
             left += self.size + GAP

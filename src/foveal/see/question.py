@@ -14,14 +14,18 @@ COLOURS = {
 """The answers of the colour-reference experiments as colours on a screen."""
 
 
-def question(query: str, answers: Sequence[str]) -> str:
-    """Put the query as a question.
+def question(query: str | None, answers: Sequence[str]) -> str:
+    """Put the query as a question; None asks about the whole picture.
 
     >>> question("7", ["red", "green"])
     'What colour is the 7?'
     >>> question("dog", ["wooden", "furry"])
     'How would you describe the dog?'
+    >>> question(None, ["dog", "cat"])
+    'What does this show?'
     """
+    if query is None:
+        return "What does this show?"
     return f"What colour is the {query}?" if about_colour(answers) else f"How would you describe the {query}?"
 
 
@@ -32,7 +36,11 @@ def task(queries: Sequence[str], answers: Sequence[str]) -> str:
     'the colour of one digit among many'
     >>> task(["dog", "cup"], ["wooden", "furry"])
     'an attribute (one of 2) of one object (one of 2 kinds)'
+    >>> task([], ["dog", "cat"])
+    'what they show (2 classes)'
     """
+    if not queries and answers and not about_colour(answers):
+        return f"what they show ({len(answers)} classes)"
     thing = "digit among many" if queries and all(q.isdigit() for q in queries) else "object"
     if thing == "object" and queries:
         thing += f" (one of {len(queries)} kinds)"

@@ -16,6 +16,7 @@ import foveal
 from foveal.errors import RunError
 from foveal.see import curves
 from foveal.see.cards import gates_html
+from foveal.see.documents import DocumentSamples, documents_html
 from foveal.see.question import task
 from foveal.see.runs import Group, Run, grouped, read_runs
 from foveal.see.samples import Samples
@@ -71,7 +72,14 @@ def page(runs: Sequence[Run]) -> str:
 
 def _title(runs: Sequence[Run]) -> str:
     titles = {run.title for run in runs}
+    if not _looks(runs):
+        return f"What {titles.pop()} says" if len(titles) == 1 else f"What {_count(len(titles))} models say"
     return f"Where {titles.pop()} looks" if len(titles) == 1 else f"Where {_count(len(titles))} models look"
+
+
+def _looks(runs: Sequence[Run]) -> bool:
+    """Whether some run has attention to show; one without samples may have."""
+    return any(run.samples is None or run.samples.map is not None for run in runs)
 
 
 def _lede(runs: Sequence[Run]) -> str:
@@ -81,10 +89,14 @@ def _lede(runs: Sequence[Run]) -> str:
     who = f"{_count(titles).capitalize()} models were" if titles > 1 else "A model was"
     asked = task(seen.queries, seen.answers) if seen else "something about one part of a picture"
     looked = "each of them" if titles > 1 else "it"
-    lede = (
-        f"{who} shown pictures and asked for {escape(asked)}. Below is how often the answers were right, and where "
-        f"{looked} looked to find them: <em>the brighter, the more attention</em>."
-    )
+    given, bright = "shown pictures", "brighter"
+    if texts := next((run.documents for run in runs if run.documents is not None), None):
+        given, bright = "given texts" if seen is None else "shown pictures or texts", "stronger the colour"
+        asked = asked if seen else f"their class (one of {len(texts.answers)})"
+    lede = f"{who} {given} and asked for {escape(asked)}. Below is how often the answers were right"
+    if _looks(runs):
+        lede += f", and where {looked} looked to find them: <em>the {bright}, the more attention</em>"
+    lede += "."
     unfinished = sum(not run.finished for run in runs)
     if unfinished:
         of = f"{_count(unfinished).capitalize()} of {len(runs)} runs" if len(runs) > 1 else "The run"
@@ -96,7 +108,8 @@ def _section(i: int, dataset: str, embedded: bool, groups: list[Group], colours:
     badge = '<span class="badge">embedded stand-in</span>' if embedded else ""
     return (
         f'<section id="data-{i}"><h2>{escape(dataset)}{badge}</h2>{_headline(groups)}{_about(groups, embedded)}'
-        f"{table(groups, colours)}{_key(groups)}{_pictures(groups, colours)}{_charts(groups, colours)}</section>"
+        f"{table(groups, colours)}{_key(groups)}{_pictures(groups, colours)}{_texts(groups, colours)}"
+        f"{_charts(groups, colours)}</section>"
     )
 
 
@@ -113,6 +126,8 @@ def _headline(groups: list[Group]) -> str:
     who = " and ".join(f"<strong>{escape(group.name)}</strong>" for group in winners)
     if key != "accuracy":
         return f'<p class="headline">{who} reached {100 * mean:.1f} % {escape(name(key).lower())}.</p>'
+    if any(group.documents for group in winners):
+        return f'<p class="headline">{who} put <strong>{100 * mean:.1f} %</strong> of the texts into their class.</p>'
     counts = (run.part("scale_accuracy").get("count") for group in winners for run in group.finished)
     asked = next((sum(n for n in count if finite(n)) for count in counts if isinstance(count, list)), 0)
     of = f" of {asked:,} questions" if asked else " of its questions"
@@ -125,8 +140,9 @@ def _about(groups: list[Group], embedded: bool) -> str:
     about = "".join(f'<p class="data">{escape(line)}</p>' for line in lines)
     published = any(run.part("published") for group in groups for run in group.finished)
     if embedded and published:
+        what = "texts" if any(group.documents for group in groups) else "pictures"
         about += (
-            '<p class="note"><strong>These are not the paper\'s pictures.</strong> The data is the stand-in that comes '
+            f'<p class="note"><strong>These are not the paper\'s {what}.</strong> The data is the stand-in that comes '
             "with foveal, so published numbers do not compare directly: read them for the order of the models, not for "
             "the last percent.</p>"
         )
@@ -146,6 +162,8 @@ def _key(groups: list[Group]) -> str:
         area = _area(groups)
         even = f" Attention spread evenly would reach {100 * area:.1f} %." if area is not None else ""
         parts.append(f"True-positive strength is the share of all attention that falls on the target.{even}")
+    if any("center_mass" in run.part("metrics") for group in groups for run in group.finished):
+        parts.append("Center-mass is the share of the attention between words that rests on pairs that should matter.")
     return f'<p class="key">{" ".join(parts)}</p>' if parts else ""
 
 
@@ -154,15 +172,32 @@ def _pictures(groups: list[Group], colours: Mapping[str, int]) -> str:
     if not models:
         return ""
     framed = any(samples.mask is not None for samples in models.values())
+    looks = any(samples.map is not None for samples in models.values())
     how = [
         "The large picture is the input, darkened where attention is low; the small ones are the maps of the gates, "
-        "first to last, one square a position. Each is scaled to its own maximum.",
+        "first to last, one square a position. Each is scaled to its own maximum."
+        if looks
+        else "",
         "A white frame marks the target for you; no model sees it." if framed else "",
-        "A red frame is a wrong answer; the percentage is how sure the model was.",
+        f"{'A red frame' if looks else 'Red'} is a wrong answer; the percentage is how sure the model was.",
     ]
     cards = gates_html(models, limit=SHOWN, colours=colours)
     who = "they" if len(models) > 1 else "it"
     return f'<h3>What {who} saw</h3><p class="how">{" ".join(filter(None, how))}</p>{cards}'
+
+
+def _texts(groups: list[Group], colours: Mapping[str, int]) -> str:
+    models: dict[str, DocumentSamples] = {group.name: seen for group in groups if (seen := group.documents) is not None}
+    if not models:
+        return ""
+    how = (
+        "The ring is the sentence that counted most, clockwise from the top: the longer a word's bar, the more "
+        "important it is, and lines across join words that attend to each other. Below it is the whole text as the "
+        "models saw it: a bar for the share of each sentence, colour for that of each word. The percentage is how sure "
+        "the model was."
+    )
+    who = "they" if len(models) > 1 else "it"
+    return f'<h3>What {who} read</h3><p class="how">{how}</p>{documents_html(models, colours=colours)}'
 
 
 def _charts(groups: list[Group], colours: Mapping[str, int]) -> str:

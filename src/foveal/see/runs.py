@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from foveal.errors import RunError
+from foveal.see.documents import DocumentSamples, holds_documents
 from foveal.see.samples import Samples
 from foveal.see.svg import finite, in_order
 
@@ -28,7 +29,8 @@ class Run:
         environment: ``environment.json``, or None.
         epochs: the whole lines of ``metrics.jsonl``, one an epoch.
         result: ``result.json``, or empty while the run is unfinished.
-        samples: ``samples.safetensors``, or None.
+        samples: ``samples.safetensors`` of a run on images, or None.
+        documents: the same of a run on texts.
         problems: what could not be read, in words.
     """
 
@@ -38,6 +40,7 @@ class Run:
     epochs: list[dict[str, Any]] = field(default_factory=list)
     result: dict[str, Any] = field(default_factory=dict)
     samples: Samples | None = None
+    documents: DocumentSamples | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -113,6 +116,11 @@ class Group:
         """The samples of the first run that kept some."""
         return next((run.samples for run in self.runs if run.samples is not None), None)
 
+    @property
+    def documents(self) -> DocumentSamples | None:
+        """The documents of the first run that kept some."""
+        return next((run.documents for run in self.runs if run.documents is not None), None)
+
     def average(self, part: str, key: str) -> list[float | None] | None:
         """A list of the result averaged over runs place by place, or that of the first run where lengths differ."""
         lists = [values for run in self.finished if isinstance(values := run.part(part).get(key), list) and values]
@@ -164,10 +172,13 @@ def read_run(folder: Path) -> Run:
             problems.append(f"{name} is damaged: {error}")
             return None
 
-    samples = None
+    samples = documents = None
     if (path := folder / "samples.safetensors").is_file():
         try:
-            samples = Samples.load(path)
+            if holds_documents(path):
+                documents = DocumentSamples.load(path)
+            else:
+                samples = Samples.load(path)
         except RunError as error:
             problems.append(str(error).replace(str(path), path.name))
     result = loaded("result.json")
@@ -178,6 +189,7 @@ def read_run(folder: Path) -> Run:
         epochs=_epochs(text("metrics.jsonl").splitlines()),
         result=result if isinstance(result, dict) else {},
         samples=samples,
+        documents=documents,
         problems=tuple(problems),
     )
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from foveal.errors import RunError, UserError
 
 Verdict = Literal["right", "partly", "wrong"]
+OPTIONAL = ("query", "map", "label", "probability", "mask")
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class Samples:
 
     Attributes:
         image: (K, 3, H, W) uint8.
-        query: (K,) which object is asked for.
+        query: (K,) which object is asked for; None when the question is about the whole image.
         prediction: (K,) index of the answer, or multi-hot (K, classes).
-        gates: attention maps from the first gate to the last, each (K, h, w).
-        map: (K, H, W) all gates combined.
+        gates: attention maps from the first gate to the last, each (K, h, w); none for a model without such.
+        map: (K, H, W) all gates combined; None for a model without gates.
         label: the true answer in the form of ``prediction``; None when unknown.
         probability: (K, classes); None when unknown.
         mask: (K, H, W), where the object asked for is; None when unknown.
@@ -48,10 +49,10 @@ class Samples:
     """
 
     image: Tensor
-    query: Tensor
+    query: Tensor | None
     prediction: Tensor
     gates: tuple[Tensor, ...]
-    map: Tensor
+    map: Tensor | None
     label: Tensor | None = None
     probability: Tensor | None = None
     mask: Tensor | None = None
@@ -80,9 +81,9 @@ class Samples:
     def __len__(self) -> int:
         return len(self.image)
 
-    def asked(self, k: int) -> str:
-        """Name of what sample ``k`` asks for."""
-        return _name(self.queries, int(self.query[k]))
+    def asked(self, k: int) -> str | None:
+        """Name of what sample ``k`` asks for; None for the whole image."""
+        return None if self.query is None else _name(self.queries, int(self.query[k]))
 
     def guess(self, k: int) -> list[int]:
         """Classes the model answers for sample ``k``."""
@@ -129,9 +130,8 @@ class Samples:
     def save(self, path: str | Path) -> None:
         """Write ``samples.safetensors``."""
         tensors = {f"gate.{i}": gate.float() for i, gate in enumerate(self.gates)}
-        tensors |= {"image": self.image, "query": self.query, "prediction": self.prediction, "map": self.map.float()}
-        optional = {"label": self.label, "probability": self.probability, "mask": self.mask}
-        tensors |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+        tensors |= {"image": self.image, "prediction": self.prediction}
+        tensors |= {name: tensor for name in OPTIONAL if (tensor := getattr(self, name)) is not None}
         names = {"queries": self.queries, "answers": self.answers, "sites": self.sites}
         save_file(
             {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
@@ -152,8 +152,8 @@ class Samples:
                 }
             count = sum(name.startswith("gate.") for name in tensors)
             maps = tuple(tensors.pop(f"gate.{i}") for i in range(count))
-            known = {name: tensors.get(name) for name in ("label", "probability", "mask")}
-            required = {name: tensors[name] for name in ("image", "query", "prediction", "map")}
+            known = {name: tensors.get(name) for name in OPTIONAL}
+            required = {name: tensors[name] for name in ("image", "prediction")}
             return cls(**required, **known, gates=maps, **names)  # type: ignore[arg-type]
         except KeyError as error:
             raise RunError(f"{path} holds no tensor {error}; write it again with `foveal test`") from None

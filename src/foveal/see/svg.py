@@ -14,6 +14,7 @@ from html import escape
 from typing import TypeGuard
 
 ORDER = ("STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX")
+DOCUMENT_ORDER = ("Hatt", "FAN-hatt-unsup", "FAN-hatt-sup")
 PALETTE = ("#6f6f6f", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#a05a00")
 DASHES = ("2 3", "7 4", "7 3 1.5 3", "16 3", "", "4 3", "10 4", "4 2 1 2")
 
@@ -53,13 +54,13 @@ class Axis:
 
 
 def in_order(titles: Iterable[str]) -> list[str]:
-    """Titles without repeats: the five reference networks first, in the paper's order, then by alphabet.
+    """Titles without repeats: reference and document networks first, in their papers' order, then by alphabet.
 
     >>> in_order(["b", "HAttNet", "A", "STN", "b"])
     ['STN', 'HAttNet', 'A', 'b']
     """
-    known = {title: i for i, title in enumerate(ORDER)}
-    return sorted(set(titles), key=lambda title: (known.get(title, len(ORDER)), title.casefold(), title))
+    known = {title: i for i, title in enumerate((*ORDER, *DOCUMENT_ORDER))}
+    return sorted(set(titles), key=lambda title: (known.get(title, len(known)), title.casefold(), title))
 
 
 def slots(titles: Iterable[str]) -> dict[str, int]:

@@ -11,7 +11,10 @@ from foveal.see.svg import colour, finite, nice
 
 NAMES = {
     "accuracy": "Accuracy",
+    "top5_accuracy": "Top-5 accuracy",
+    "mean_average_precision": "Mean average precision",
     "weighted_average_precision": "Weighted average precision",
+    "center_mass": "Center-mass",
     "true_positive_strength": "True-positive strength",
     "true_positive_strength_last": "True-positive strength, last gate",
 }
@@ -88,6 +91,15 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def step_time(seconds: float) -> str:
+    """How long a training step takes.
+
+    >>> step_time(0.00321), step_time(10.94)
+    ('3.21 ms a step', '10.9 s a step')
+    """
+    return f"{1000 * seconds:.3g} ms a step" if seconds < 0.9995 else f"{seconds:.3g} s a step"
 
 
 def _lower_is_better(key: str) -> bool:
@@ -174,5 +186,6 @@ def _progress(run: Run) -> str:
 
 
 def _time(group: Group) -> str:
-    seconds = group.numbers("seconds")
-    return duration(statistics.fmean(seconds)) if seconds else "–"
+    seconds, steps = group.numbers("seconds"), group.numbers("step_seconds")
+    each = f"<small>{step_time(statistics.median(steps))}</small>" if steps else ""
+    return duration(statistics.fmean(seconds)) + each if seconds else "–"

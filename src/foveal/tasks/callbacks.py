@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from torch import Tensor
 from foveal.errors import DivergedError
 from foveal.tasks.folder import write_text
 
+WARM_UP = 10  # steps
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step
 
 
@@ -72,6 +75,43 @@ class LossGuard(L.Callback):
         """Publish the mean."""
         self.look(trainer)
         pl_module.log("train/loss", self.total / max(1, self.count), rank_zero_only=True)
+
+
+class StepTimer(L.Callback):
+    """Publishes the median time from one training step to the next, with everything in between, of each epoch.
+
+    On a GPU the times are those at which it passed from one step to the next, so nothing waits for them.
+    """
+
+    def __init__(self) -> None:
+        self.times: list[Any] = []
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start anew: what lies between epochs is no step."""
+        self.times = []
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Take the time."""
+        if pl_module.device.type != "cuda":
+            self.times.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self.times.append(event)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Publish the median; the first steps, in which things are compiled, do not count if there are more."""
+        pairs = list(itertools.pairwise(self.times))
+        pairs = pairs[min(WARM_UP, len(pairs) // 2) :]
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)
+            seconds = [before.elapsed_time(after) / 1000 for before, after in pairs]
+        else:
+            seconds = [after - before for before, after in pairs]
+        if seconds:
+            pl_module.log("train/step_seconds", statistics.median(seconds), rank_zero_only=True)
 
 
 class Journal(L.Callback):
@@ -170,7 +210,7 @@ class ProgressLine(L.Callback):
         if not trainer.is_global_zero:
             return
         self.steps += 1
-        self.batch = len(batch["query"]) * trainer.world_size
+        self.batch = len(batch["label"]) * trainer.world_size
         if self.bar is not None and self.steps % 10 == 0:
             self.bar.update(self.job, completed=trainer.global_step, said=self._said(trainer))
 

@@ -1,59 +1,144 @@
-"""Ask a finished run about one image."""
+"""Ask a finished run about one image or text."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
+from torch import Tensor, nn
 
 from foveal import measure
 from foveal.attention.record import watch
+from foveal.data.augment import view
+from foveal.data.corpora import decoded
 from foveal.data.pictures import read_image
-from foveal.errors import unknown
+from foveal.errors import UserError, unknown
+from foveal.models.document import DocumentNet
+from foveal.recipe import Recipe
 from foveal.see import Samples, gates
+from foveal.see.documents import document
+from foveal.tasks.classify import looking, maps, normalised
+from foveal.tasks.document import read_text
 from foveal.tasks.folder import load_run
-from foveal.tasks.refer import pixels
 from foveal.tasks.run import load_model
+from foveal.tasks.task import answers, pixels
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Answers with their probabilities, most probable first, and a picture of where the model looked."""
+    """Answers with their probabilities, most probable first, and a picture of where the model looked.
+
+    The picture is None for a model that has no attention over positions.
+    """
 
     answers: list[tuple[str, float]]
-    picture: Image.Image
+    picture: Image.Image | None
 
 
-def predict(run: str | Path, image: str | Path, query: str) -> Prediction:
-    """What the model of ``run`` says about the object ``query`` in the file ``image``, and where it looks.
+def predict(run: str | Path, image: str | Path, query: str | None = None) -> Prediction:
+    """What the model of ``run`` says about ``image``, and where it looks.
 
-    The image is resized to the size the model was trained on.
+    Args:
+        run: a finished run folder.
+        image: an image file; it is brought to the size the model was trained on. For a run of task ``document`` a text,
+            or the name of a text file.
+        query: which object is meant, for a run of task ``refer``.
     """
+    recipe = load_run(Path(run))
     model, about = load_model(run)
-    queries, answers = about["queries"], about["answers"]
+    if recipe.task == "document":
+        if query is not None:
+            raise UserError("this model classifies one text; put quotes around it")
+        return _read(model, about, recipe, str(image))
+    if recipe.task == "classify":
+        if query is not None:
+            raise UserError(f"this model classifies whole images; leave {query!r} out")
+        samples = _classified(model, about, read_image(Path(image)))
+    else:
+        if query is None:
+            raise UserError(f"say what to ask for after the image: {_few(about['queries'])}")
+        samples = _referred(model, about, recipe, read_image(Path(image)), query)
+    assert samples.probability is not None
+    order = samples.probability[0].argsort(descending=True).tolist()
+    named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
+    return Prediction(named, None if samples.map is None else gates({recipe.title: samples}, size=180))
+
+
+def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str) -> Prediction:
+    assert isinstance(model, DocumentNet)
+    file = text_file(text)
+    try:
+        content = text if file is None else decoded(file.read_bytes(), recipe.data.get("encoding") or "utf-8")
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    samples = read_text(model, about, content)
+    order = samples.probability[0].argsort(descending=True).tolist()
+    named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
+    return Prediction(named, document(samples, title=recipe.title))
+
+
+def text_file(given: str) -> Path | None:
+    """The file that ``given`` names, or None if it is a text itself.
+
+    >>> text_file("To be, or not to be." * 100) is None
+    True
+    """
+    try:
+        return Path(given) if Path(given).is_file() else None
+    except (OSError, ValueError):  # too long for a name, or with characters that no name has
+        return None
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" or another of {len(names)}" if len(names) > 5 else "")
+
+
+def _classified(model: nn.Module, about: Mapping[str, Any], picture: Image.Image) -> Samples:
+    seen_as = about["view"]
+    batch = view(seen_as["size"], seen_as["augment"], False, False)(picture)[None]
+    mean, std = torch.tensor(seen_as["mean"]), torch.tensor(seen_as["std"])
+    with torch.no_grad(), looking(model) as seen:
+        logits = model(normalised(batch, mean, std)).float()
+    each, combined = maps(seen, (seen_as["size"], seen_as["size"]))
+    return _samples(about, batch, logits, each, combined)
+
+
+def _referred(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, picture: Image.Image, query: str) -> Samples:
+    queries = about["queries"]
     if query not in queries:
         raise unknown("query", query, queries)
-    recipe = load_run(Path(run))
     side = recipe.data.get("canvas") or recipe.data.get("image_size") or (224 if about["multilabel"] else 100)
-    picture = read_image(Path(image)).resize((side, side), Image.Resampling.BILINEAR)
-    batch = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None]
+    resized = picture.resize((side, side), Image.Resampling.BILINEAR)
+    batch = torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None].contiguous()
     asked = torch.tensor([queries.index(query)])
     with torch.no_grad(), watch(model) as seen:
         logits = model(pixels(batch), asked).float()
-    probability = logits.sigmoid() if about["multilabel"] else logits.softmax(1)
-    samples = Samples(
-        image=batch.contiguous(),
-        query=asked,
-        prediction=(probability > 0.5).long() if about["multilabel"] else probability.argmax(1),
-        gates=tuple(record.values for record in seen.values()),
-        map=measure.attention_map(seen, (side, side)),
+    each = {site: record.values for site, record in seen.items()}
+    return _samples(about, batch, logits, each, measure.attention_map(seen, (side, side)), asked)
+
+
+def _samples(
+    about: Mapping[str, Any],
+    image: Tensor,
+    logits: Tensor,
+    each: Mapping[str, Tensor],
+    combined: Tensor | None,
+    query: Tensor | None = None,
+) -> Samples:
+    probability, prediction = answers(logits, about["multilabel"])
+    return Samples(
+        image=image,
+        query=query,
+        prediction=prediction,
+        gates=tuple(each.values()),
+        map=combined,
         probability=probability,
-        queries=tuple(queries),
-        answers=tuple(answers),
-        sites=tuple(seen),
+        queries=tuple(about.get("queries", ())),
+        answers=tuple(about["answers"]),
+        sites=tuple(each),
     )
-    order = probability[0].argsort(descending=True).tolist()
-    return Prediction([(answers[i], float(probability[0, i])) for i in order], gates({recipe.title: samples}, size=180))

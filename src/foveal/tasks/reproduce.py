@@ -29,7 +29,9 @@ from foveal.tasks.folder import check_recipe, write_text
 from foveal.tasks.run import fit, read_result
 
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
-METRICS = ("accuracy", "weighted_average_precision", "true_positive_strength", "true_positive_strength_last")
+SCORES = ("accuracy", "top5_accuracy", "mean_average_precision", "weighted_average_precision")
+STRENGTHS = ("true_positive_strength", "true_positive_strength_last", "true_positive_strength_resized")
+METRICS = (*SCORES, "center_mass", *STRENGTHS)
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ class _Bars:
 
 def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:
     m = result["metrics"]
-    names = [name for name in ("accuracy", "weighted_average_precision") if m.get(name) is not None]
+    names = [name for name in SCORES if m.get(name) is not None]
     score = " · ".join(f"{name.replace('_', ' ')} {m[name]:.2%}" for name in names)
     strength = f" · strength {m['true_positive_strength']:.1%}" if "true_positive_strength" in m else ""
     return f"[{i}/{n}] {cell}: {score}{strength} · {result['epochs']} epochs · {result['seconds']:.0f} s"
@@ -239,6 +241,7 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
                     "parameters": results[0]["parameters"],
                     "epochs": round(statistics.mean(r["epochs"] for r in results), 1),
                     "seconds": round(statistics.mean(r["seconds"] for r in results), 1),
+                    "step_seconds": _step(results),
                     "precision": recipe.train.precision,
                     "embedded": results[0]["embedded"],
                     "hardware": _hardware(group[0].out),
@@ -246,6 +249,11 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
             )
     rows.sort(key=lambda r: (r["table"], METRICS.index(r["metric"]), r["dataset"], r["model"]))
     return rows
+
+
+def _step(results: Sequence[dict[str, Any]]) -> float | str:
+    steps = [r["step_seconds"] for r in results if r.get("step_seconds")]
+    return round(statistics.median(steps), 6) if steps else ""
 
 
 def _hardware(out: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import statistics
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,9 @@ from lightning.pytorch.utilities import rank_zero_only
 from foveal.data import Source, data_root, dataset
 from foveal.errors import InterruptedRunError, RunError, UserError
 from foveal.recipe import Recipe, parse
-from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, read_journal
+from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer, read_journal
+from foveal.tasks.classify import Classify
+from foveal.tasks.document import Document
 from foveal.tasks.folder import (
     SafeCheckpointIO,
     check_recipe,
@@ -30,7 +33,14 @@ from foveal.tasks.folder import (
     write_json,
     write_tensors,
 )
-from foveal.tasks.refer import Refer, build_model
+from foveal.tasks.refer import Refer
+from foveal.tasks.task import Task
+
+TASKS: dict[str, type[Refer] | type[Classify] | type[Document]] = {
+    "refer": Refer,
+    "classify": Classify,
+    "document": Document,
+}
 
 
 class Feed(L.LightningDataModule):
@@ -87,7 +97,6 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Traine
         "devices": t.devices,
         "num_nodes": t.nodes,
         "strategy": t.strategy,
-        "sync_batchnorm": t.sync_batchnorm,
         "precision": {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[t.precision],
         "max_epochs": t.epochs,
         "gradient_clip_val": recipe.optim.clip,
@@ -146,8 +155,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
         return read_result(out)
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
-    task = Refer(recipe, source)
-    callbacks: list[L.Callback] = [LossGuard(), Journal(out / "metrics.jsonl")]
+    task = TASKS[recipe.task](recipe, source)
+    callbacks: list[L.Callback] = [LossGuard(), StepTimer(), Journal(out / "metrics.jsonl")]
     if progress:
         callbacks.append(ProgressLine(f"{source.name} {recipe.title}", task.score))
     if recipe.train.patience is not None:
@@ -160,7 +169,7 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     with open_run(recipe, out) if not _follower() else contextlib.nullcontext(), _stoppable(out):
         trainer.fit(task, datamodule=Feed(source, recipe), ckpt_path=last if last.exists() else None)
         if trainer.is_global_zero:
-            _export(source, out)
+            _export(task, out)
         trainer.strategy.barrier()
         return _test(task, recipe, source, out)
 
@@ -187,21 +196,21 @@ def _stoppable(out: Path) -> Iterator[None]:
         raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {quoted(out)}") from stop
 
 
-def _export(source: Source, out: Path) -> None:
-    """Write the best epoch's model alone, with the names it needs to be used without its data."""
-    best = SafeCheckpointIO().load_checkpoint(out / "best.ckpt", "cpu")["state_dict"]
-    weights = {k.removeprefix("model."): v for k, v in best.items() if k.startswith("model.")}
-    names = {"queries": source.queries, "answers": source.answers, "multilabel": source.multilabel}
-    write_tensors(out / "weights.safetensors", weights, names)
+def _export(task: Task, out: Path) -> None:
+    """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
+    chosen = SafeCheckpointIO().load_checkpoint(out / f"{task.recipe.train.select}.ckpt", "cpu")["state_dict"]
+    weights = {k.removeprefix("model."): v for k, v in chosen.items() if k.startswith("model.")}
+    write_tensors(out / "weights.safetensors", weights, task.about())
 
 
-def _test(task: Refer, recipe: Recipe, source: Source, out: Path) -> dict[str, Any]:
+def _test(task: Task, recipe: Recipe, source: Source, out: Path) -> dict[str, Any]:
     weights, _ = read_tensors(out / "weights.safetensors")
     task.model.load_state_dict(weights)
     trainer = _trainer(recipe, out, [])
     trainer.test(task, datamodule=Feed(source, recipe), verbose=False)
     rows = read_journal(out / "metrics.jsonl")
     scores = [row[task.score] for row in rows]
+    steps = [row["train/step_seconds"] for row in rows if row.get("train/step_seconds")]
     published = recipe.published
     result = {
         "recipe": recipe.name,
@@ -214,12 +223,12 @@ def _test(task: Refer, recipe: Recipe, source: Source, out: Path) -> dict[str, A
         "epochs": len(rows),
         "best_epoch": scores.index(max(scores)) if scores else None,
         "seconds": rows[-1]["seconds"] if rows else None,
+        "step_seconds": statistics.median(steps) if steps else None,
         "published": None if published is None else {k: v for k, v in vars(published).items() if isinstance(v, float)},
         **task.results(),
     }
     if trainer.is_global_zero:
-        about = {"queries": source.queries, "answers": source.answers, "sites": task.sites}
-        write_tensors(out / "samples.safetensors", task.samples, about)
+        write_tensors(out / "samples.safetensors", task.samples, task.about() | {"sites": task.sites})
         write_json(out / "result.json", result)
     return result
 
@@ -231,15 +240,15 @@ def evaluate(out: str | Path, *, data: str | Path | None = None) -> dict[str, An
     recipe = load_run(out)
     source = build_source(recipe, data)
     with _stoppable(out):
-        return _test(Refer(recipe, source, load_model(out)[0]), recipe, source, out)
+        return _test(TASKS[recipe.task](recipe, source, load_model(out)[0]), recipe, source, out)
 
 
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The trained model of a run in eval mode, and ``queries``, ``answers`` and ``multilabel`` of its data."""
+    """The trained model of a run in eval mode, and what its task said of the data: ``answers``, ``multilabel``, …."""
     out = Path(out)
     recipe = load_run(out)
     weights, about = read_tensors(out / "weights.safetensors")
-    model = build_model(recipe, len(about["queries"]), len(about["answers"]), trained=True)
+    model = TASKS[recipe.task].rebuild(recipe, about)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:

@@ -32,11 +32,12 @@ def rate(optim: Optim, step: int, steps_per_epoch: int, total: int) -> float:
 
 
 def optimiser(optim: Optim, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension."""
+    """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension unless told otherwise."""
     trained = [p for p in parameters if p.requires_grad]
+    least = 2 if optim.decay == "weights" else 0  # dimensions of what is decayed
     groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim >= least], "weight_decay": optim.weight_decay},
+        {"params": [p for p in trained if p.ndim < least], "weight_decay": 0.0},
     ]
     match optim.name:
         case "rmsprop":
@@ -46,4 +47,4 @@ def optimiser(optim: Optim, parameters: Iterable[nn.Parameter]) -> torch.optim.O
         case "adamw":
             return torch.optim.AdamW(groups, lr=optim.lr, eps=optim.eps)
         case _:
-            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum)
+            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov)

@@ -1,0 +1,341 @@
+"""Keep what named layers put out in a forward pass, as tensors of its graph, and find the positions in it.
+
+A tapped layer hands a copy on and the original is kept, so that nothing the network does later in place (``ReLU`` with
+``inplace=True``, ``out += identity``) changes what was kept. In a compiled model the tap is a break between two
+compiled parts, because there are no gradients with respect to a tensor inside one. A hook added to a model that is
+compiled already would not run, so the layer also changes its class meanwhile, which the compiler notices.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from foveal.errors import UserError, unknown
+
+Grid = Callable[[Tensor], Tensor]
+MOST_PREFIX_TOKENS = 16
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile`` and DistributedDataParallel."""
+    while True:
+        if isinstance(model, DataParallel) and len(model.device_ids) > 1:
+            raise UserError("nn.DataParallel runs copies of the model in threads; use DistributedDataParallel")
+        if isinstance(model, DataParallel | DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Module]:
+    """The layers called ``at``, by name; names as in the plain model, whatever wraps it or parts of it."""
+    names = [at] if isinstance(at, str) else list(at)
+    if not names:
+        raise UserError("at: the list is empty; name at least one layer")
+    layers = {n.replace("_orig_mod.", ""): m for n, m in model.named_modules(remove_duplicate=False) if n}
+    layers = {n.removesuffix("._orig_mod"): m for n, m in layers.items()}  # the compiled layer itself, not its wrapper
+    for name in names:
+        if name not in layers:
+            raise unknown("layer", name, layers)
+    return {name: layers[name] for name in names}
+
+
+def compiled_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules in ``model``, or itself, that ``torch.compile`` or ``compile()`` was called on."""
+    wrapped = [m.get_submodule("_orig_mod") for m in model.modules() if "_orig_mod" in m._modules]
+    return wrapped + [m for m in model.modules() if m._compiled_call_impl is not None]
+
+
+def keep_buffers(compiled: bool) -> AbstractContextManager[Any]:
+    """What is compiled here has a backward that can run several times; that is also how such a one must be run."""
+    if not compiled:
+        return nullcontext()
+    from torch._functorch import config
+
+    return config.patch(donated_buffer=False)
+
+
+_CLASSES: dict[type, type] = {}
+
+
+def _marked(plain: type) -> type:
+    """A subclass that differs in nothing but in being another class."""
+    if plain not in _CLASSES:
+        parts = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "_plain_class": plain}
+        _CLASSES[plain] = type(plain.__name__, (plain,), parts)
+    return _CLASSES[plain]
+
+
+def _mark(layer: nn.Module, stack: ExitStack) -> None:
+    plain: Any = type(layer)
+    if not hasattr(plain, "_plain_class"):
+        layer.__class__ = _marked(plain)
+        stack.callback(setattr, layer, "__class__", plain)
+
+
+@dataclass(frozen=True)
+class Tapped:
+    """What a layer put out.
+
+    Attributes:
+        values: as it came, in the graph of the forward pass.
+        handed_on: node of the graph at which the rest of the network begins.
+    """
+
+    values: Tensor
+    handed_on: torch.autograd.graph.Node
+
+
+class Taps:
+    """Context manager: inside it, a forward pass of ``model`` leaves behind what the layers ``at`` put out.
+
+    Args:
+        model: any module, compiled and wrapped in DistributedDataParallel or not.
+        at: name of a layer, or several.
+        reshape: brings what a layer put out to (N, C, H, W), for layouts that are not recognised.
+
+    Attributes:
+        outputs: name of the layer to what it put out.
+        logits: what the model returned, (N, K).
+    """
+
+    def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Grid | None = None) -> None:
+        self.model, self.core = model, unwrapped(model)
+        self.layers = find_layers(self.core, at)
+        self.compiled: list[nn.Module] = []
+        self.reshape = reshape
+        self._open = ExitStack()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the last forward pass."""
+        self.outputs: dict[str, Tapped] = {}
+        self.returned: Any = None
+        self.size: tuple[int, int] | None = None
+
+    def __enter__(self) -> Self:
+        self.clear()
+        self.compiled = compiled_modules(self.model)
+        with ExitStack() as stack:
+            for name, layer in self.layers.items():
+                stack.callback(layer.register_forward_hook(self._eager(self._keeper(name))).remove)
+            stack.callback(self.core.register_forward_hook(self._eager(self._see), with_kwargs=True).remove)
+            for layer in (*self.layers.values(), self.core, *self.compiled) if self.compiled else ():
+                _mark(layer, stack)
+            stack.enter_context(keep_buffers(bool(self.compiled)))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._open.close()
+
+    def _eager(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.compiler.disable(hook) if self.compiled else hook
+
+    def _keeper(self, name: str) -> Callable[..., Any]:
+        def keep(layer: nn.Module, args: Any, output: Any) -> Any:
+            first, rest = (output, None) if isinstance(output, Tensor) else _first(name, layer, output)
+            with torch.enable_grad():
+                # Nothing before this layer is trained: the graph begins here.
+                values = first if first.requires_grad else first.detach().requires_grad_()
+                handed_on = values.clone()
+            assert handed_on.grad_fn is not None
+            self.outputs[name] = Tapped(values, handed_on.grad_fn)
+            return handed_on if rest is None else type(output)((handed_on, *rest))
+
+        return keep
+
+    def _see(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        image = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim == 4), None)
+        self.size = None if image is None else (image.shape[2], image.shape[3])
+        self.returned = output
+
+    @property
+    def logits(self) -> Tensor:
+        """Class scores (N, K) of the last forward pass."""
+        out = self.returned
+        if out is None:
+            raise UserError("the model was not run inside the taps, so there are no maps to make")
+        if isinstance(out, dict) or hasattr(out, "logits"):
+            out = out["logits"] if isinstance(out, dict) and "logits" in out else getattr(out, "logits", out)
+        if isinstance(out, tuple | list) and out:
+            out = out[0]
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            said = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(f"the model must return class scores (N, classes), got {said}; wrap it so that it does")
+        return out
+
+    def tapped(self) -> dict[str, Tapped]:
+        """What each layer put out, in the order they were named."""
+        for name in self.layers:
+            if name not in self.outputs:
+                raise UserError(
+                    f"layer {name} did not run in the forward pass; name one that does, and if the model was compiled, "
+                    "give the compiled one"
+                )
+        return {name: self.outputs[name] for name in self.layers}
+
+    def trained(self) -> bool:
+        """Whether some parameter learns from a loss on what the layers put out."""
+        values = [each.values for each in self.tapped().values()]
+        begun = {id(each) for each in values if each.is_leaf}  # nothing before these is trained
+        if not begun:
+            return True
+        todo, seen = [each.grad_fn for each in values], set()
+        while todo:
+            node = todo.pop()
+            if node is not None and node not in seen:
+                seen.add(node)
+                if id(getattr(node, "variable", values[0])) not in begun and hasattr(node, "variable"):
+                    return True
+                todo += [below for below, _ in node.next_functions]
+        return False
+
+    def grid(self, name: str) -> Grid:
+        """How what layer ``name`` put out becomes (N, C, H, W)."""
+        shape = tuple(self.outputs[name].values.shape)
+        if self.reshape is not None:
+            made = self.reshape(self.outputs[name].values.detach())
+            if made.ndim != 4:
+                raise UserError(f"reshape must give (N, C, H, W), it made {tuple(made.shape)} of {shape} at {name}")
+            return self.reshape
+        found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), _is_nhwc(self.core))
+        if found is None:
+            raise UserError(
+                f"layer {name} puts out {shape}, which is no map of features over an image; "
+                f"{_suggestion(self.core, name)}, or say how to read it with reshape="
+            )
+        return found
+
+
+def _first(name: str, layer: nn.Module, output: Any) -> tuple[Tensor, tuple[Any, ...]]:
+    if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
+        return output[0], tuple(output[1:])
+    raise UserError(f"layer {name} ({type(layer).__name__}) puts out {type(output).__name__}, not a tensor of features")
+
+
+def _suggestion(model: nn.Module, name: str) -> str:
+    wide = (n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and n != name)
+    last = None
+    for last in wide:  # noqa: B007 (the last one)
+        pass
+    return "choose one before pooling" + (f", such as {last.replace('_orig_mod.', '')}" if last else "")
+
+
+def _prefix_tokens(model: nn.Module) -> int | None:
+    """Class and register tokens before the patches, where the model says so."""
+    count = getattr(model, "num_prefix_tokens", None)  # timm
+    if count is None and isinstance(getattr(model, "class_token", None), Tensor):  # torchvision
+        return 1
+    return count if isinstance(count, int) else None
+
+
+def _is_nhwc(model: nn.Module) -> bool:
+    return str(getattr(model, "output_fmt", "")).endswith("NHWC")  # timm
+
+
+def layout(
+    shape: Sequence[int], samples: int, size: tuple[int, int] | None, prefix: int | None = None, nhwc: bool = False
+) -> Grid | None:
+    """How features of this shape become (N, C, h, w); None if they hold no map of an image.
+
+    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image.
+    Tokens (N, L, C) or (L, N, C) are laid out as the grid with these proportions, after as many class and register
+    tokens as the model says, or as few as leave such a grid.
+
+    Args:
+        shape: of the features.
+        samples: N.
+        size: height and width of the image; None for a square.
+        prefix: tokens before the patches, if known.
+        nhwc: which layout to believe when the proportions fit both.
+
+    >>> layout((2, 512, 7, 7), 2, (224, 224))(torch.zeros(2, 512, 7, 7)).shape
+    torch.Size([2, 512, 7, 7])
+    >>> layout((2, 197, 768), 2, (224, 224))(torch.zeros(2, 197, 768)).shape
+    torch.Size([2, 768, 14, 14])
+    >>> layout((2, 10), 2, (224, 224)) is None
+    True
+    """
+    ratio = 1.0 if size is None else size[0] / size[1]
+    if len(shape) == 4:
+        errors = [abs(h / w / ratio - 1) if h and w else 1e9 for h, w in (shape[2:], shape[1:3])]
+        last = errors[1] < errors[0] or (errors[1] == errors[0] and nhwc)
+        if shape[0] != samples or max(shape[1:3] if last else shape[2:]) < 2:
+            return None
+        return (lambda t: t.movedim(-1, 1)) if last else (lambda t: t)
+    if len(shape) != 3 or samples not in shape[:2]:
+        return None
+    swap = shape[0] != samples
+    tokens = shape[0] if swap else shape[1]
+    for skip in range(MOST_PREFIX_TOKENS + 1) if prefix is None else (prefix,):
+        for h, w in _grids(tokens - skip):
+            if max(h, w) > 1 and abs(h - w * ratio) < 1:
+                return _tokens(skip, h, w, swap)
+    return None
+
+
+def _grids(positions: int) -> Iterator[tuple[int, int]]:
+    """Every h×w with so many positions."""
+    return ((h, positions // h) for h in range(1, positions + 1) if positions % h == 0)
+
+
+def _tokens(skip: int, h: int, w: int, swap: bool) -> Grid:
+    def grid(t: Tensor) -> Tensor:
+        t = t.transpose(0, 1) if swap else t
+        return t[:, skip:].unflatten(1, (h, w)).movedim(-1, 1)
+
+    return grid
+
+
+NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|deform_conv2d|DeformConv|NotImplemented|CudnnRnn|Checkpoint")
+
+
+def between(outputs: Tensor, ends: Sequence[torch.autograd.graph.Node]) -> list[torch.autograd.graph.Node]:
+    """Nodes of the graph on a way from ``outputs`` back to any of ``ends``, without the furthest of these."""
+    above: dict[Any, list[Any]] = {}
+    todo: list[Any] = [outputs.grad_fn]
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        for below, _ in node.next_functions:
+            if below is not None:
+                above.setdefault(below, []).append(node)
+                if below not in seen:
+                    seen.add(below)
+                    todo.append(below)
+    found: set[Any] = set()
+    todo = list(ends)
+    while todo:
+        for node in above.get(todo.pop(), ()):
+            if node not in found:
+                found.add(node)
+                todo.append(node)
+    return list(found)
+
+
+def once_only(nodes: Sequence[torch.autograd.graph.Node]) -> str | None:
+    """Name of an operation among ``nodes`` that cannot be differentiated twice, if there is one."""
+    for node in nodes:
+        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+        where = getattr(getattr(backward, "__code__", None), "co_filename", "")
+        if NO_DOUBLE.search(node.name()) or where == once_differentiable.__code__.co_filename:
+            return re.sub(r"^torch::autograd::|Backward\d*$", "", node.name())
+    return None
+
+
+def runs_once(nodes: Sequence[torch.autograd.graph.Node]) -> bool:
+    """Whether a compiled part among ``nodes`` gives its buffers away in its first backward."""
+    made = (getattr(getattr(node, "_forward_cls", None), "metadata", None) for node in nodes)
+    return any(getattr(each, "bw_donated_idxs", None) for each in made)

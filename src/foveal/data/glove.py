@@ -1,0 +1,62 @@
+"""Word vectors from text files in the format of GloVe: a word and its numbers on each line.
+
+Pennington, Socher, Manning: "GloVe: global vectors for word representation" (EMNLP 2014).
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foveal.errors import DataError
+
+
+def read_glove(path: Path, vocabulary: Sequence[str]) -> tuple[Tensor, int]:
+    """Vectors of the words of a vocabulary.
+
+    Args:
+        path: a text file, or one compressed with gzip; other words in it are passed over.
+        vocabulary: words by number; the first is padding and stays zero.
+
+    Returns:
+        Vectors (V, d), random with the mean and spread of the others for words that the file lacks, and how many it
+        has.
+    """
+    place = {word: i for i, word in enumerate(vocabulary) if i}
+    found: dict[int, np.ndarray[Any, Any]] = {}
+    size = None
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                word, _, rest = line.rstrip().partition(" ")
+                if word not in place:
+                    continue
+                vector = np.array(rest.split(" "), dtype=np.float32)
+                if size not in (None, len(vector)):
+                    raise DataError(
+                        f"{path}, line {number}: {len(vector)} numbers instead of {size}; get the file again"
+                    )
+                size, found[place[word]] = len(vector), vector
+    except (OSError, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); get glove.6B.zip from https://nlp.stanford.edu/projects/glove, or use "
+            "data.embeddings=null for random vectors"
+        ) from error
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path}, line {number}: not a word and its numbers ({error})") from error
+    if not found:
+        raise DataError(f"{path} has none of the {len(place):,} words; expected lines of a word and its numbers")
+    known = torch.from_numpy(np.stack(list(found.values())))
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(len(vocabulary), known.shape[1], generator=generator) * known.std() + known.mean()
+    vectors[list(found)] = known
+    vectors[0] = 0
+    return vectors, len(found)

@@ -1,0 +1,95 @@
+"""Center-mass: the share of pairwise attention that rests on labelled pairs.
+
+Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https://arxiv.org/abs/1905.11498).
+:func:`foveal.supervise.center_mass_loss` raises it; on held-out data it tells whether attention has learnt where to be.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from foveal.errors import unknown
+from foveal.supervise.center_mass import Logits, Over, Related, graph_masses
+
+
+def center_mass(
+    logits: Logits,
+    target: Tensor,
+    mask: Tensor | None = None,
+    over: Over = "matrix",
+    *,
+    related: Related | Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Mean center-mass of the graphs that have a labelled pair.
+
+    Args:
+        logits: affinities before the softmax, (..., N, N), or a pair (q, k); as in
+            :func:`foveal.supervise.center_mass`, like all others.
+        target: bool (..., N, N), or labels (..., N) with ``related``.
+        mask: bool (..., N), true for real entities.
+        over: ``matrix`` or ``row``.
+        related: which labels make a pair.
+        scale: of q kᵀ.
+
+    Returns:
+        Scalar in [0, 1]; nan if no graph has a labelled pair.
+
+    >>> target = torch.zeros(2, 2, 2, dtype=torch.bool)
+    >>> target[0, 0, 1] = True  # the second graph has nothing to find
+    >>> center_mass(torch.zeros(2, 2, 2), target)
+    tensor(0.2500)
+    """
+    mass, has = graph_masses(logits, target, mask, over, related=related, scale=scale)
+    return mass.sum() / has.sum()
+
+
+class CenterMass(Metric):
+    """:func:`center_mass` over a whole test set.
+
+    Args:
+        over: ``matrix`` or ``row``.
+        **kwargs: of :class:`torchmetrics.Metric`.
+
+    >>> metric = CenterMass()
+    >>> metric.update(torch.zeros(3, 2, 2), torch.tensor([[False, True], [True, False]]))
+    >>> metric.compute()
+    tensor(0.5000)
+    """
+
+    is_differentiable = True
+    higher_is_better = True
+    full_state_update = False
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, over: Over = "matrix", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if over not in ("matrix", "row"):
+            raise unknown("softmax over", str(over), ("matrix", "row"))
+        self.over = over
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        logits: Logits,
+        target: Tensor,
+        mask: Tensor | None = None,
+        *,
+        related: Related | Tensor | None = None,
+        scale: float | None = None,
+    ) -> None:
+        """Add graphs; arguments as in :func:`center_mass`."""
+        mass, has = graph_masses(logits, target, mask, self.over, related=related, scale=scale)
+        self.total = self.total + mass.sum().to(self.total.dtype)
+        self.count = self.count + has.sum()
+
+    def compute(self) -> Tensor:
+        """Mean over all graphs so far that have a labelled pair, a scalar; nan if none has."""
+        return self.total / self.count

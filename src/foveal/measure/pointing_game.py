@@ -1,0 +1,93 @@
+"""The pointing game: does the highest point of a map lie on the thing.
+
+Zhang, Lin, Brandt, Shen, Sclaroff: "Top-down Neural Attention by Excitation Backprop"
+(https://arxiv.org/abs/1608.00507), who allow 15 pixels of tolerance. Where several positions are highest, the share of
+them that lies on the thing counts, so that a map without any opinion is worth the area of the thing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foveal.errors import UserError
+from foveal.measure._inputs import at_least_float32
+from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
+from foveal.measure.regions import region_mask
+
+
+def _check_tolerance(tolerance: int) -> None:
+    if tolerance < 0:
+        raise UserError(f"tolerance is a number of pixels, got {tolerance}")
+
+
+def _each(attention: Tensor, mask: Tensor, tolerance: int) -> tuple[Tensor, Tensor]:
+    """Hit of each sample (N,), and which samples have something to point at, bool (N,)."""
+    attention = at_least_float32(attention)
+    highest = attention == attention.amax((1, 2), keepdim=True)
+    near = mask
+    if tolerance:
+        span = _disc(tolerance).to(attention)
+        near = F.conv2d(mask[:, None].to(attention.dtype), span[None, None], padding=tolerance)[:, 0] > 0
+    hit = (highest & near).sum((1, 2)) / highest.sum((1, 2))
+    return hit, mask.flatten(1).any(1)
+
+
+def _disc(radius: int) -> Tensor:
+    """1 within ``radius`` of the middle, (2r + 1, 2r + 1)."""
+    along = torch.arange(-radius, radius + 1)
+    return (along[:, None] ** 2 + along[None] ** 2 <= radius**2).float()
+
+
+def pointing_game(
+    attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None, *, tolerance: int = 0
+) -> Split:
+    """Share of samples whose attention is highest on the thing.
+
+    Args:
+        attention: (N, H, W), finite and not negative, at the size of the regions; see
+            :func:`foveal.measure.attention_map`.
+        region: bool (N, H, W), or for each sample its boxes (M, 4) as x0, y0, x1, y1 in pixels of the map. Samples
+            without any region are left out.
+        correct: bool (N,), whether each prediction is right.
+        tolerance: so many pixels away from the region still count as on it.
+
+    Returns:
+        Means in [0, 1].
+
+    >>> attention = torch.tensor([[[0.0, 3.0], [1.0, 2.0]]])
+    >>> pointing_game(attention, [torch.tensor([[1.0, 0.0, 2.0, 1.0]])]).all
+    tensor(1.)
+    """
+    _check_tolerance(tolerance)
+    check_correct(correct, len(attention))
+    return split_means(*split_sums(*_each(attention, region_mask(attention, region), tolerance), correct))
+
+
+class PointingGame(SplitMean):
+    """:func:`pointing_game` over a whole test set.
+
+    Args:
+        tolerance: so many pixels away from the region still count as on it.
+        **kwargs: of :class:`torchmetrics.Metric`.
+
+    >>> metric = PointingGame()
+    >>> attention = torch.tensor([[[0.0, 3.0]], [[3.0, 0.0]]])
+    >>> metric.update(attention, torch.tensor([[[False, True]]] * 2), torch.tensor([True, False]))
+    >>> metric.compute()
+    Split(all=tensor(0.5000), right=tensor(1.), wrong=tensor(0.))
+    """
+
+    def __init__(self, *, tolerance: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        _check_tolerance(tolerance)
+        self.tolerance = tolerance
+
+    def update(self, attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None) -> None:
+        """Add samples: ``attention`` (N, H, W), masks (N, H, W) or N sets of boxes, and bool ``correct`` (N,)."""
+        check_correct(correct, len(attention))
+        self.add(*_each(attention, region_mask(attention, region), self.tolerance), correct)

@@ -1,0 +1,21 @@
+"""SUPERVISE: losses on attention itself, and the targets they need. Plain tensors in, plain tensors out."""
+
+from foveal.supervise.center_mass import center_mass, center_mass_loss
+from foveal.supervise.separability import attention_mask, confusing_class, consistency, separability
+from foveal.supervise.sharpen import Sharpen
+from foveal.supervise.targets import Tag, object_pairs, relation_pairs, semantic_table, word_pairs
+
+__all__ = [
+    "Sharpen",
+    "Tag",
+    "attention_mask",
+    "center_mass",
+    "center_mass_loss",
+    "confusing_class",
+    "consistency",
+    "object_pairs",
+    "relation_pairs",
+    "semantic_table",
+    "separability",
+    "word_pairs",
+]

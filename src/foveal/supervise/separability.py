@@ -1,0 +1,220 @@
+"""Attention separability and consistency: losses on class attention maps.
+
+Wang, Wu, Karanam, Peng, Singh, Liu, Metaxas: "Sharpen Focus: Learning with Attention Separability and Consistency"
+(ICCV 2019, https://arxiv.org/abs/1811.07484).
+
+With A^T and A^Conf the maps of the true class and of the class most easily confused with it::
+
+    Mask = sigmoid(ω (A^T / max A^T − σ))
+    L_AS = 2 Σ min(A^T, A^Conf) · Mask / Σ (A^T + A^Conf)                 separability, at each layer
+    L_AC = θ − Σ A^T_inner · Mask_last / Σ A^T_inner                      consistency of the inner layer with the last
+
+Where the paper is silent: losses are taken per sample and averaged over the samples whose maps have not vanished; the
+mask is a constant; maps are divided by a common constant first, so that no size of gradient needs an ε.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foveal.errors import UserError, unknown
+
+Source = Literal["last", "inner"]
+
+
+def attention_mask(attention: Tensor, sigma: float = 0.55, omega: float = 100.0, *, gradient: bool = False) -> Tensor:
+    """Soft region of high attention, (..., H, W) in [0, 1].
+
+    Args:
+        attention: (..., H, W), not negative.
+        sigma: the threshold, as a fraction of each map's maximum.
+        omega: how sharp it is.
+        gradient: let gradients through; by default the mask is a constant, so that nothing is won by shrinking it. The
+            maximum is a constant in any case.
+
+    >>> attention_mask(torch.tensor([[5.0, 5.5, 10.0]]))
+    tensor([[0.0067, 0.5000, 1.0000]])
+    """
+    peak = attention.detach().amax((-2, -1), keepdim=True)
+    scaled = attention / peak.masked_fill(peak == 0, 1)
+    return torch.sigmoid(omega * ((scaled if gradient else scaled.detach()) - sigma))
+
+
+def separability(
+    target_map: Tensor,
+    confuser_map: Tensor,
+    *,
+    sigma: float = 0.55,
+    omega: float = 100.0,
+    normalise: bool = False,
+    mask_gradient: bool = False,
+) -> Tensor:
+    """Attention that the true and the confusing class share, where the true class attends; to be minimised.
+
+    Args:
+        target_map: (N, H, W), or (N, P, H, W) for P true classes of each image, not negative.
+        confuser_map: of the same shape, of the confusing class, made with the same factor.
+        sigma: threshold of the mask, as a fraction of the target map's maximum.
+        omega: sharpness of the mask.
+        normalise: divide each map by its own maximum, so that the loss cannot fall by making one map larger.
+        mask_gradient: let gradients through the mask.
+
+    Returns:
+        Scalar in [0, 1], the mean over true classes and then over images; pairs whose target map is zero or not finite
+        are skipped, and it is 0 if all are. The same for maps that are both multiplied by any positive number.
+
+    >>> left, right = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])
+    >>> separability(left, right), separability(left, left)
+    (tensor(0.), tensor(1.))
+    """
+    _check_maps(target_map, confuser_map)
+    found = separabilities(
+        target_map, confuser_map, sigma=sigma, omega=omega, normalise=normalise, mask_gradient=mask_gradient
+    )
+    return mean(*found)
+
+
+def separabilities(
+    target: Tensor, confuser: Tensor, *, sigma: float, omega: float, normalise: bool, mask_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """:func:`separability` of every pair of maps (...), and which of them count, bool (...)."""
+    target, confuser = torch.broadcast_tensors(at_least_float32(target), at_least_float32(confuser))
+    valid = _usable(target) & confuser.detach().isfinite().all(-1).all(-1)
+    target, confuser = _only(target, valid), _only(confuser, valid)
+    if normalise:
+        target, confuser = (t / _not_zero(t.amax((-2, -1), keepdim=True)) for t in (target, confuser))
+    else:
+        scale = _not_zero(torch.maximum(target.detach(), confuser.detach()).amax((-2, -1), keepdim=True))
+        target, confuser = target / scale, confuser / scale
+    mask = attention_mask(target, sigma, omega, gradient=mask_gradient)
+    shared = (torch.minimum(target, confuser) * mask).sum((-2, -1))
+    return 2 * shared / _not_zero((target + confuser).sum((-2, -1))), valid
+
+
+def consistency(
+    inner_map: Tensor,
+    last_map: Tensor,
+    *,
+    theta: float = 0.8,
+    sigma: float = 0.55,
+    omega: float = 100.0,
+    source: Source = "last",
+    hinge: bool = False,
+    mask_gradient: bool = False,
+) -> Tensor:
+    """How far the inner layer's attention falls short of resting where the last layer attends; to be minimised.
+
+    Args:
+        inner_map: (N, h, w) or (N, P, h, w), not negative, of the true class at the inner layer.
+        last_map: (N, H, W) or (N, P, H, W), of the same at the last layer; its mask is brought to h×w bilinearly.
+        theta: the share of inner attention inside the mask that is asked for.
+        sigma: threshold of the mask, as a fraction of the map's maximum.
+        omega: sharpness of the mask.
+        source: whose mask: the ``last`` layer's, or the ``inner`` layer's own.
+        hinge: no reward for more than ``theta``.
+        mask_gradient: let gradients through the mask.
+
+    Returns:
+        Scalar in [θ − 1, θ], or [0, θ] with ``hinge``, averaged as in :func:`separability`. Pairs with a map that is
+        zero or not finite are skipped, and it is 0 if all are.
+
+    >>> inner, last = torch.tensor([[[3.0, 1.0], [3.0, 1.0]]]), torch.tensor([[[8.0, 1.0], [8.0, 1.0]]])
+    >>> consistency(inner, last)
+    tensor(0.0500)
+    """
+    _check_maps(inner_map, last_map, same=False)
+    found = consistencies(
+        inner_map, last_map, theta, sigma=sigma, omega=omega, source=source, hinge=hinge, mask_gradient=mask_gradient
+    )
+    return mean(*found)
+
+
+def consistencies(
+    inner: Tensor,
+    last: Tensor,
+    theta: float,
+    *,
+    sigma: float,
+    omega: float,
+    source: Source,
+    hinge: bool,
+    mask_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """:func:`consistency` of every sample (...), and which of them count, bool (...)."""
+    if source not in ("last", "inner"):
+        raise unknown("source", str(source), ("last", "inner"))
+    inner, last = at_least_float32(inner), at_least_float32(last)
+    valid = _usable(inner) & _usable(last)
+    inner, last = _only(inner, valid), _only(last, valid)
+    mask = attention_mask(last if source == "last" else inner, sigma, omega, gradient=mask_gradient)
+    if mask.shape[-2:] != inner.shape[-2:]:
+        flat = mask.reshape(-1, 1, *mask.shape[-2:])
+        mask = F.interpolate(flat, inner.shape[-2:], mode="bilinear", align_corners=False).view(inner.shape)
+    inner = inner / _not_zero(inner.detach().amax((-2, -1), keepdim=True))
+    short = theta - (inner * mask).sum((-2, -1)) / _not_zero(inner.sum((-2, -1)))
+    return short.relu() if hinge else short, valid
+
+
+def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The highest-scoring class that is not a true one.
+
+    Args:
+        logits: (N, K).
+        target: class numbers (N,), negative for none known; or 0 and 1, (N, K), for several labels.
+        valid: bool (N, K), false for labels that are not known: such a class is neither true nor confusing.
+
+    Returns:
+        Class (N,), never a true one, and bool (N,), whether there is one.
+
+    >>> confusing_class(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([0, 2]))[0]
+    tensor([1, 0])
+    """
+    scores = logits.detach().float().nan_to_num().clamp_min(torch.finfo(torch.float32).min)
+    if target.ndim == 1:
+        known = target >= 0
+        taken = F.one_hot(target.clamp_min(0), logits.shape[1]).bool()
+    else:
+        known = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+        taken = target > 0
+    if valid is not None:
+        taken = taken | ~valid
+    return scores.masked_fill(taken, -torch.inf).argmax(1), known & ~taken.all(1)
+
+
+def _check_maps(first: Tensor, second: Tensor, same: bool = True) -> None:
+    for name, each in (("first", first), ("second", second)):
+        if each.ndim not in (3, 4) or 0 in each.shape[-2:]:
+            raise UserError(f"the {name} map must be (N, H, W) or (N, P, H, W), got shape {tuple(each.shape)}")
+    if first.shape[:-2] != second.shape[:-2] or (same and first.shape != second.shape):
+        raise UserError(f"the maps are of different shapes, {tuple(first.shape)} and {tuple(second.shape)}")
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """Widen half precision to float32; float64 stays."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _usable(attention: Tensor) -> Tensor:
+    """Which maps (...) are finite and not zero everywhere."""
+    total = attention.detach().sum((-2, -1))
+    return total.isfinite() & (total > 0)
+
+
+def _only(attention: Tensor, valid: Tensor) -> Tensor:
+    return torch.where(valid[..., None, None], attention, 0)
+
+
+def _not_zero(values: Tensor) -> Tensor:
+    return values.masked_fill(values == 0, 1)
+
+
+def mean(loss: Tensor, valid: Tensor) -> Tensor:
+    """Mean over the losses that count: for (N, P) over those of each image, then over images."""
+    loss = loss * valid
+    if loss.ndim == 2:
+        loss, valid = loss.sum(1) / valid.sum(1).clamp_min(1), valid.any(1)
+    return loss.sum() / valid.sum().clamp_min(1)

@@ -1,0 +1,246 @@
+"""Adds attention separability and consistency to anyone's training step.
+
+Wang, Wu, Karanam, Peng, Singh, Liu, Metaxas: "Sharpen Focus: Learning with Attention Separability and Consistency"
+(ICCV 2019, https://arxiv.org/abs/1811.07484). The losses themselves are in :mod:`foveal.supervise.separability`.
+
+The features of both layers come from the one forward pass that the task has anyway. A class's gradient with respect to
+both comes from one backward pass that stops at the inner layer and computes no parameter's gradient: what two classes
+cost is twice the input-gradient of the last stage. Images with several true classes share one confusing class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from foveal.attention.cam import KINDS, BatchNorm, Kind, class_maps, twice_differentiable
+from foveal.attention.taps import Grid, Taps
+from foveal.errors import UserError, unknown
+from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
+
+Pairs = Literal["every", "one"]
+TERMS = ("separability_inner", "separability_last", "consistency_inner")
+
+
+class Sharpen:
+    """Adds separability and consistency to anyone's training step.
+
+    One forward pass of the model, and one backward pass down to the inner layer for each class that a map is made of:
+    the true one and the confusing one. Nothing is added to the model.
+
+    Args:
+        model: any classifier that returns scores (N, classes) before softmax; compiled or in
+            DistributedDataParallel if you like.
+        at: names of the inner and the last layer, or of the last one alone. Take the tensors after a stage's ReLU.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
+        order: 1: the losses act through the features; 2: through the gradients as well, which costs more.
+        weights: weight of each of ``separability_inner``, ``separability_last`` and ``consistency_inner``, 1 each if
+            left out. A term with weight 0 is not computed.
+        theta: the share of inner attention inside the mask that consistency asks for.
+        sigma: threshold of masks, as a fraction of a map's maximum.
+        omega: sharpness of masks.
+        mask: whose mask consistency uses, the ``last`` layer's or the ``inner`` layer's own.
+        mask_gradient: let gradients through masks.
+        normalise: divide maps by their own maxima before they are compared.
+        hinge: no reward for a consistency better than ``theta``.
+        batch_norm: ``coupled`` or ``frozen``, see :func:`foveal.cam`.
+        pairs: with several labels: ``every`` true class against the best-scoring class that is not true, averaged; or
+            ``one`` pair, of the best-scoring true class.
+        positives: with ``every``: most true classes of an image, chosen at random anew in every step.
+        warmup: the first so many steps are left alone.
+        reshape: see :func:`foveal.cam`.
+
+    Attributes:
+        weights: the weights, by name.
+        steps: training steps so far; set it when you resume, if you use ``warmup``.
+        maps: layer to maps of the last step (N, P + 1, H, W), detached: of P true classes, then of the confusing one
+            (which is missing where only consistency is asked for).
+
+    >>> import timm
+    >>> from torch.nn import functional as F
+    >>> model = timm.create_model("resnet18", num_classes=10)
+    >>> sharpen = Sharpen(model, at=("layer3", "layer4"))
+    >>> x, y = torch.rand(4, 3, 64, 64), torch.tensor([3, 1, 4, 1])
+    >>> logits, losses = sharpen(x, y)
+    >>> (F.cross_entropy(logits, y) + sharpen.total(losses)).backward()
+    >>> list(losses)
+    ['separability_inner', 'separability_last', 'consistency_inner']
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        at: str | Sequence[str] = ("layer3", "layer4"),
+        *,
+        kind: Kind = "channel",
+        order: Literal[1, 2] = 1,
+        weights: Mapping[str, float] | None = None,
+        theta: float = 0.8,
+        sigma: float = 0.55,
+        omega: float = 100.0,
+        mask: Source = "last",
+        mask_gradient: bool = False,
+        normalise: bool = False,
+        hinge: bool = False,
+        batch_norm: BatchNorm = "coupled",
+        pairs: Pairs = "every",
+        positives: int = 3,
+        warmup: int = 0,
+        reshape: Grid | None = None,
+    ) -> None:
+        names = [at] if isinstance(at, str) else list(at)
+        if len(names) not in (1, 2):
+            raise UserError(f"at: expected the inner and the last layer, or the last alone, got {len(names)} names")
+        self.weights = _weights(weights, inner=len(names) == 2)
+        choices: list[tuple[str, str, Sequence[str]]] = [
+            ("kind", kind, KINDS),
+            ("mask", mask, ("last", "inner")),
+            ("pairs", pairs, ("every", "one")),
+            ("batch_norm", batch_norm, ("coupled", "frozen")),
+        ]
+        for what, given, known in choices:
+            if given not in known:
+                raise unknown(what, str(given), known)
+        if positives < 1 or warmup < 0:
+            raise UserError(f"expected positives of at least 1 and warmup of at least 0, got {positives} and {warmup}")
+        if not 0 < sigma < 1:
+            raise UserError(f"sigma={sigma}: expected a fraction of the map's maximum, between 0 and 1")
+        self.model, self.kind, self.order, self.batch_norm = model, kind, order, batch_norm
+        self.last, self.inner = names[-1], names[0]
+        self.theta, self.source, self.hinge = theta, mask, hinge
+        self.masking: dict[str, Any] = {"sigma": sigma, "omega": omega, "mask_gradient": mask_gradient}
+        self.normalise, self.pairs, self.positives, self.warmup = normalise, pairs, positives, warmup
+        self.steps = 0
+        self.maps: dict[str, Tensor] = {}
+        self._taps = Taps(model, self._layers(names), reshape)
+        with twice_differentiable(order):
+            pass
+
+    def _layers(self, names: list[str]) -> list[str]:
+        """Those that some term needs; the fewer, the shorter the backward pass."""
+        if any(self.weights.get(term) for term in TERMS if term.endswith("inner")):
+            own = self.source == "inner" and not self.weights.get("separability_last")
+            return names[:1] if own and not self.weights.get("separability_inner") else names
+        return names[-1:]
+
+    @property
+    def active(self) -> bool:
+        """Whether the next step has attention losses."""
+        return torch.is_grad_enabled() and any(self.weights.values()) and self.steps >= self.warmup
+
+    def __call__(self, x: Any, target: Tensor, valid: Tensor | None = None) -> tuple[Any, dict[str, Tensor]]:
+        """Run the model and compute the losses.
+
+        Args:
+            x: the model's input; a tuple for several.
+            target: class numbers (N,), negative for none known; or 0 and 1, (N, classes), for several labels.
+            valid: bool (N, classes), false for labels that are not known.
+
+        Returns:
+            What the model returns, and the losses by name, not yet weighted; see :meth:`total`. They are empty without
+            gradients, during ``warmup`` and if all weights are zero.
+        """
+        inputs = x if isinstance(x, tuple) else (x,)
+        if not self.active:
+            self.steps += torch.is_grad_enabled()
+            return self.model(*inputs), {}
+        with self:
+            output = self.model(*inputs)
+        return output, self.losses(target, valid)
+
+    def __enter__(self) -> Self:
+        """For a step of your own: run the model inside ``with sharpen:`` and call :meth:`losses` after it."""
+        self._taps.__enter__()
+        self._plain_attention = twice_differentiable(self.order)
+        self._plain_attention.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._plain_attention.__exit__(*exc)
+        self._taps.__exit__(*exc)
+
+    def total(self, losses: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of ``losses``."""
+        return sum((self.weights[name] * loss for name, loss in losses.items()), torch.zeros(()))
+
+    def losses(self, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
+        """The losses of the forward pass that ran inside ``with sharpen:``; arguments as in :meth:`__call__`."""
+        try:
+            self._check(target)
+            self.steps += 1
+            confused = any(w and term.startswith("separability") for term, w in self.weights.items())
+            classes, counts, has = self._choose(self._taps.logits, target, valid)
+            maps = class_maps(
+                self._taps, classes if confused else classes[:, :-1], self.kind, self.order, batch_norm=self.batch_norm
+            )
+        finally:
+            self._taps.clear()
+        self.maps = {name: each.detach() for name, each in maps.items()}
+        found = {}
+        for term, layer in (("separability_inner", self.inner), ("separability_last", self.last)):
+            if self.weights.get(term):
+                true, confuser = maps[layer][:, :-1], maps[layer][:, -1:]
+                loss, usable = separabilities(true, confuser, normalise=self.normalise, **self.masking)
+                found[term] = mean(loss, usable & counts & has[:, None])
+        if self.weights.get("consistency_inner"):
+            true = maps[self.inner][:, : counts.shape[1]]
+            last = maps[self.last][:, : counts.shape[1]] if self.last in maps else true
+            how: dict[str, Any] = {"source": self.source, "hinge": self.hinge, **self.masking}
+            loss, usable = consistencies(true, last, self.theta, **how)
+            found["consistency_inner"] = mean(loss, usable & counts)
+        return found
+
+    def _check(self, target: Tensor) -> None:
+        logits = self._taps.logits
+        if logits.shape[1] < 2:
+            raise UserError(
+                "the model has a single class, which cannot be confused with another; give it two outputs, yes and no"
+            )
+        if target.shape not in (logits.shape[:1], logits.shape):
+            raise UserError(
+                f"target must hold class numbers ({len(logits)},) or 0 and 1 {tuple(logits.shape)}, "
+                f"got shape {tuple(target.shape)}"
+            )
+        if target.ndim == 1 and target.dtype.is_floating_point:
+            raise UserError(f"target must hold class numbers (integers), got {target.dtype}")
+        if target.ndim == 2 and target.dtype.is_floating_point and not bool(((target == 0) | (target == 1)).all()):
+            raise UserError("target must be 0 and 1 for several labels; mixed or smoothed labels have no true class")
+        if self.order == 1 and not self._taps.trained():
+            raise UserError(
+                f"nothing up to {self.last} is trained, so that in first order attention losses change no parameter; "
+                "unfreeze a layer before it, or use order=2"
+            )
+
+    def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """P true classes and the confusing one (N, P + 1), which true ones count (N, P), whether one confuses (N,)."""
+        confuser, has = confusing_class(logits, target, valid)
+        if target.ndim == 1:
+            true, counts = target.clamp_min(0)[:, None], (target >= 0)[:, None]
+        else:
+            true, counts = self._positives(logits, (target > 0) if valid is None else (target > 0) & valid)
+        return torch.cat([true, confuser[:, None]], 1), counts, has
+
+    def _positives(self, logits: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
+        """Numbers of true classes (N, P), and which of them are true (N, P)."""
+        if self.pairs == "one":
+            rank, most = logits.detach().float().nan_to_num(), 1
+        else:
+            most = max(1, int(positive.sum(1).max())) if len(positive) else 1
+            # The order is random only where it matters, so that other runs draw the same numbers.
+            rank = torch.rand(positive.shape, device=logits.device) if most > self.positives else positive.float()
+        chosen = rank.masked_fill(~positive, -torch.inf).topk(min(most, self.positives), 1).indices
+        return chosen, positive.gather(1, chosen)
+
+
+def _weights(given: Mapping[str, float] | None, inner: bool) -> dict[str, float]:
+    known = TERMS if inner else TERMS[1:2]
+    for name, weight in (given or {}).items():
+        if name not in known:
+            hint = "; it needs an inner and a last layer" if name in TERMS else ""
+            raise UserError(f"{unknown('term', name, known)}{hint}")
+        if not weight >= 0:
+            raise UserError(f"the weight of {name} must not be negative, got {weight}")
+    return {name: float((given or {}).get(name, 1.0)) for name in known}

@@ -1,0 +1,541 @@
+from __future__ import annotations
+
+import gc
+import itertools
+import warnings
+
+import pytest
+import timm
+import torch
+import torchvision
+from small_net import SmallNet, images, randomise, tree
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import foveal
+from foveal.attention.cam import class_attention
+from foveal.errors import UserError
+
+
+def slow(model: nn.Module, x: Tensor, target: list[int], layer: nn.Module, kind: str) -> Tensor:
+    """One sample, one channel and one position at a time, from the equation."""
+    maps = []
+    for image, c in zip(x, target, strict=True):
+        kept = []
+        handle = layer.register_forward_hook(lambda m, i, o, kept=kept: kept.append(o))
+        score = model(image[None])[0, c]
+        handle.remove()
+        (features,) = kept
+        (gradient,) = torch.autograd.grad(score, features)
+        _, channels, h, w = features.shape
+        total = torch.zeros(h, w, dtype=features.dtype)
+        for k in range(channels):
+            alpha = 0.0
+            for i, j in itertools.product(range(h), range(w)):
+                slope = gradient[0, k, i, j].item()
+                alpha += (max(slope, 0.0) if kind == "channel" else slope) / (h * w)
+            total += alpha * features[0, k].detach()
+        maps.append(total.clamp_min(0))
+    return torch.stack(maps)
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return randomise(SmallNet()).eval()
+
+
+class Smooth(nn.Module):
+    """Differentiable as often as one likes; ends in global average pooling and one linear layer."""
+
+    def __init__(self, classes: int = 4) -> None:
+        super().__init__()
+        self.a = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Softplus())
+        self.b = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Softplus())
+        self.head = nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x)).mean((2, 3)))
+
+
+@pytest.mark.parametrize("kind", ["channel", "gradcam"])
+@pytest.mark.parametrize("layer", ["pointwise", "norm4", "last"])
+def test_equals_the_equation(layer: str, kind: str) -> None:
+    model, x, target = net().double(), images(3, dtype=torch.float64), [0, 4, 2]
+    found = foveal.cam(model, x, torch.tensor(target), layer, kind)
+    expected = slow(model, x, target, model.get_submodule(layer), kind)
+    torch.testing.assert_close(found, expected)
+    assert expected.max() > 0
+
+
+ARCHITECTURES = {
+    "resnet18": "layer4",
+    "densenet121": "features.denseblock4",
+    "mobilenetv3_small_050": "blocks.5",
+    "convnext_atto": "stages.3",
+    "efficientnet_lite0": "conv_head",
+    "regnetx_002": "s3",
+    "vit_tiny_patch16_224": "blocks.11.norm1",
+    "swin_tiny_patch4_window7_224": "layers.2",
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_equals_pytorch_grad_cam(name: str) -> None:
+    theirs = pytest.importorskip("pytorch_grad_cam")
+    torch.manual_seed(0)
+    size = {"img_size": 64} if name.startswith(("vit", "swin")) else {}
+    model = randomise(timm.create_model(name, num_classes=6, **size)).eval()
+    x, target = images(2, (64, 64)), [1, 5]
+    reshape = None
+    if name.startswith("vit"):
+        reshape = lambda t: t[:, 1:].reshape(len(t), 4, 4, -1).permute(0, 3, 1, 2)  # noqa: E731
+    if name.startswith("swin"):
+        reshape = lambda t: t.permute(0, 3, 1, 2)  # noqa: E731
+    layer = model.get_submodule(ARCHITECTURES[name])
+    classes = [theirs.utils.model_targets.ClassifierOutputTarget(c) for c in target]
+    with theirs.GradCAM(model, [layer], reshape_transform=reshape) as other:
+        other(x, classes)
+        kept = other.activations_and_grads
+        arrays = [values[0].numpy() for values in (kept.activations, kept.gradients)]
+        expected = torch.from_numpy(other.get_cam_image(x, layer, classes, *arrays, False)).clamp_min(0)
+    found = foveal.cam(model, x, torch.tensor(target), ARCHITECTURES[name], "gradcam")
+    assert expected.amax() > 0
+    torch.testing.assert_close(found / expected.max(), expected / expected.max(), rtol=1e-4, atol=1e-5)
+
+
+def test_channel_is_gradcam_where_gradients_are_positive() -> None:
+    draw = torch.Generator().manual_seed(0)
+    features, gradient = (torch.rand(2, 3, 4, 5, generator=draw) for _ in range(2))
+    torch.testing.assert_close(class_attention(features, gradient), class_attention(features, gradient, "gradcam"))
+    assert not torch.allclose(
+        class_attention(features, gradient - 0.5), class_attention(features, gradient - 0.5, "gradcam")
+    )
+
+
+def test_classes_and_layers_at_once_equal_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = net(), images(3)
+    target = torch.tensor([[0, 4], [1, 1], [3, 2]])
+    layers = ["pointwise", "last"]
+    alone = {(n, k): foveal.cam(model, x, target[:, k], n) for n in layers for k in range(2)}
+    calls, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **kw: calls.append(1) or grad(*a, **kw))
+    together = foveal.cam(model, x, target, layers)
+    assert len(calls) == 2  # one backward pass a class, however many layers
+    assert list(together) == layers
+    for (name, k), maps in alone.items():
+        torch.testing.assert_close(together[name][:, k], maps)
+    torch.testing.assert_close(foveal.cam(model, x, 3, "last"), foveal.cam(model, x, torch.full((3,), 3), "last"))
+
+
+def test_a_sample_has_the_same_map_alone_and_in_a_batch() -> None:
+    model, x, target = net(), images(4), torch.tensor([0, 1, 2, 3])
+    together = foveal.cam(model, x, target, "pointwise")
+    alone = torch.cat([foveal.cam(model, x[i : i + 1], target[i : i + 1], "pointwise") for i in range(4)])
+    torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("kind", ["channel", "gradcam"])
+def test_last_layer_before_pooling_and_linear_head(kind: str) -> None:
+    """There α is the classifier's row (its positive part) over HW, which is an oracle for both orders."""
+    torch.manual_seed(0)
+    model, x, target = Smooth(), torch.randn(3, 2, 6, 7), torch.tensor([3, 0, 1])
+    features = model.b(model.a(x))
+    rows = model.head.weight[target] / (4 * 5)
+    rows = rows.relu() if kind == "channel" else rows
+    expected = torch.einsum("nc,nchw->nhw", rows, features).relu()
+    upstream = torch.randn(expected.shape)
+    wanted = torch.autograd.grad((expected * upstream).sum(), list(model.parameters()), allow_unused=True)
+    found = foveal.cam(model, x, target, "b", kind, order=2)
+    torch.testing.assert_close(found, expected)
+    given = torch.autograd.grad((found * upstream).sum(), list(model.parameters()), allow_unused=True)
+    for a, b in zip(given, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+    expected = torch.einsum("nc,nchw->nhw", rows.detach(), model.b(model.a(x))).relu()
+    wanted = torch.autograd.grad((expected * upstream).sum(), list(model.parameters()), allow_unused=True)
+    found = foveal.cam(model, x, target, "b", kind, order=1)
+    given = torch.autograd.grad((found * upstream).sum(), list(model.parameters()), allow_unused=True)
+    assert given[-2] is None  # first order does not reach the classifier
+    for a, b in zip(given, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("kind", ["channel", "gradcam"])
+def test_second_order_gradient_is_that_of_finite_differences(kind: str) -> None:
+    torch.manual_seed(1)
+    model, target = Smooth().double(), torch.tensor([[0, 2], [1, 3]])
+    names = [name for name, _ in model.named_parameters()]
+
+    def maps(x: Tensor, *parameters: Tensor) -> Tensor:
+        with torch.no_grad():
+            values = dict(zip(names, parameters, strict=True))
+
+        class Run(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = model
+
+            def forward(self, x: Tensor) -> Tensor:
+                return torch.func.functional_call(self.inner, values, (x,))
+
+        return foveal.cam(Run(), x, target, "inner.a", kind, order=2)
+
+    x = torch.randn(2, 2, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(maps, (x, *(p.detach().requires_grad_() for p in model.parameters())))
+
+
+def test_orders_differ_in_what_they_train() -> None:
+    model, x, target = Smooth(), torch.randn(2, 2, 6, 6), torch.tensor([1, 2])
+    for order, trained in ((1, False), (2, True)):
+        model.zero_grad()
+        foveal.cam(model, x, target, "a", order=order).square().sum().backward()
+        assert (model.head.weight.grad is not None) is trained
+        assert model.a[0].weight.grad is not None
+
+
+def state(model: nn.Module) -> tuple:
+    hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
+    flags = [p.requires_grad for p in model.parameters()]
+    return tree(model), hooks, flags, [m.training for m in model.modules()]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_model_is_left_as_it_was(order: int) -> None:
+    model, x = net(), images(2)
+    model.norm2.train()  # neither train nor eval throughout
+    model.stem.weight.requires_grad_(False)
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 3.0)
+    before, weights = state(model), {n: p.clone() for n, p in model.named_parameters()}
+    foveal.cam(model, x, torch.tensor([1, 2]), ["pointwise", "last"], order=order)
+    assert state(model) == before
+    for n, p in model.named_parameters():
+        assert torch.equal(p, weights[n])
+        assert torch.equal(p.grad, torch.full_like(p, 3.0))
+
+
+def test_the_model_is_left_as_it_was_after_an_error() -> None:
+    model = net()
+    before = state(model)
+    with pytest.raises(RuntimeError, match=r"size|channels"):
+        foveal.cam(model, torch.zeros(2, 4, 13, 10), torch.tensor([1, 2]), "last")
+    assert state(model) == before
+
+
+def test_running_statistics_move_as_in_one_plain_forward() -> None:
+    one, other, x = net().train(), net().train(), images(4)
+    one(x)
+    foveal.cam(other, x, torch.tensor([1, 2, 3, 4]), "last", order=2)
+    for a, b in zip(one.buffers(), other.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+def live() -> int:
+    gc.collect()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # looking at every object touches deprecated ones
+        return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+
+
+def test_a_thousand_calls_leak_nothing() -> None:
+    model, x, target = Smooth(), torch.randn(2, 2, 6, 6), torch.tensor([1, 2])
+
+    def calls(n: int) -> None:
+        for i in range(n):
+            foveal.cam(model, x, target, ["a", "b"], order=1 + i % 2)
+
+    calls(5)
+    before, objects = live(), len(gc.get_objects())
+    calls(1000)
+    assert live() == before
+    assert len(gc.get_objects()) - objects < 500  # caches of the interpreter, not one object a call
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_without_gradients_maps_come_without_a_graph() -> None:
+    model, x, target = net(), images(2), torch.tensor([1, 2])
+    expected = foveal.cam(model, x, target, "last")
+    assert expected.requires_grad
+    with torch.no_grad():
+        found = foveal.cam(model, x, target, "last")
+    assert not found.requires_grad
+    torch.testing.assert_close(found, expected.detach())
+    with torch.inference_mode():
+        found = foveal.cam(model, x * 1.0, target, "last", order=2)
+    torch.testing.assert_close(found, expected.detach())
+
+
+class Plain(nn.Module):
+    """Features, then whatever ``rest`` does with them, then a linear head on their mean."""
+
+    def __init__(self, rest: nn.Module) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3)
+        self.rest = rest
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rest(self.features(x)).mean((2, 3)))
+
+
+def test_an_in_place_relu_does_not_touch_what_was_tapped() -> None:
+    torch.manual_seed(0)
+    one, other = Plain(nn.ReLU()), Plain(nn.ReLU(inplace=True))
+    other.load_state_dict(one.state_dict())
+    x, target = images(2), torch.tensor([1, 2])
+    found = []
+    for model in (one, other):
+        model.zero_grad()
+        maps = foveal.cam(model, x, target, "features", "gradcam")
+        maps.square().sum().backward()
+        found.append((maps.detach(), model.features.weight.grad))
+    torch.testing.assert_close(found[0], found[1])
+    assert (one.features(x) < 0).any()  # the two would differ
+
+
+def test_a_frozen_backbone_has_maps_too() -> None:
+    model, x, target = net(), images(2), torch.tensor([1, 2])
+    expected = foveal.cam(model, x, target, ["pointwise", "last"])
+    model.requires_grad_(False)
+    found = foveal.cam(model, x, target, ["pointwise", "last"])
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name])
+    model.head.requires_grad_(True)
+    foveal.cam(model, x, target, "last", order=2).sum().backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+class Deformable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4, 3, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        offset = x.new_zeros(len(x), 18, *x.shape[2:])
+        return torchvision.ops.deform_conv2d(x, offset, self.weight, padding=1)
+
+
+class Once(nn.Module):
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 2 * g * ctx.saved_tensors[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.Square.apply(x)
+
+
+@pytest.mark.parametrize(("rest", "name"), [(Deformable, "deform_conv2d"), (Once, "Square")])
+def test_second_order_falls_back_where_it_is_impossible_and_says_so(rest: type, name: str) -> None:
+    torch.manual_seed(0)
+    model, x, target = Plain(rest()), images(2), torch.tensor([1, 2])
+    with pytest.warns(UserWarning, match=f"order=2 is not possible here: .*{name}.* order=1 is used"):
+        found = foveal.cam(model, x, target, "features", order=2)
+    torch.testing.assert_close(found, foveal.cam(model, x, target, "features", order=1))
+    found.sum().backward()  # does not raise later either
+    with pytest.warns(UserWarning, match="order=2 is not possible here"):
+        foveal.cam(model, x, target, ["features", "rest"], order=2)
+    before_it = foveal.cam(model, x, target, "rest", order=2)  # what lies before the layer does not matter
+    before_it.sum().backward()
+    assert model.head.weight.grad is not None
+
+
+class Fused(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(2).transpose(1, 2)[:, None]
+        mixed = F.scaled_dot_product_attention(tokens, tokens, tokens)
+        return x + mixed[:, 0].transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+def test_second_order_through_fused_attention() -> None:
+    torch.manual_seed(0)
+    model, x, target = Plain(Fused()), images(2), torch.tensor([1, 2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = foveal.cam(model, x, target, "features", order=2)
+    torch.testing.assert_close(second, foveal.cam(model, x, target, "features"), rtol=1e-4, atol=1e-6)
+    second.sum().backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+def test_frozen_batch_norm_makes_maps_of_each_sample_alone() -> None:
+    """Oracle: the same network with its batch norms replaced by constants, the statistics of this batch."""
+    model, x, target = net().double().train(), images(4, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    fixed = net().double()
+    for name in ("norm2", "norm3"):
+        kept = []
+        handle = model.get_submodule(name).register_forward_pre_hook(lambda m, i, kept=kept: kept.append(i[0].detach()))
+        model(x)
+        handle.remove()
+        fixed.get_submodule(name).running_mean.copy_(kept[0].mean((0, 2, 3)))
+        fixed.get_submodule(name).running_var.copy_(kept[0].var((0, 2, 3), unbiased=False))
+    expected = foveal.cam(fixed, x, target, "depthwise", order=2)
+    found = foveal.cam(model, x, target, "depthwise", order=2, batch_norm="frozen")
+    torch.testing.assert_close(found, expected)
+    both = foveal.cam(model, x, target, ["depthwise", "last"], batch_norm="frozen")
+    torch.testing.assert_close(both["depthwise"], expected)
+    (a,) = torch.autograd.grad(found.square().sum(), model.norm3.weight, retain_graph=True)
+    assert a.abs().sum() > 0
+    coupled = foveal.cam(model, x, target, "depthwise", order=2)
+    assert not torch.allclose(coupled, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_tiny_r_s16_p8_224"])
+def test_tokens_become_a_grid_of_the_image(name: str) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=4, img_size=(64, 96)).eval()
+    assert foveal.cam(model, images(2, (64, 96)), 1, "blocks.11.norm1").shape[1:] in {(4, 6), (2, 3)}
+
+
+def test_registers_and_torchvision_transformers() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("vit_small_patch14_reg4_dinov2", num_classes=4, img_size=56, depth=2).eval()
+    assert foveal.cam(model, images(2, (56, 56)), 1, "blocks.1.norm1").shape == (2, 4, 4)
+    vit = torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 32, num_classes=4)
+    nn.init.normal_(vit.heads.head.weight)
+    maps = foveal.cam(vit, images(2, (32, 32)), 1, "encoder.layers.encoder_layer_1.ln_1", order=2)
+    assert maps.shape == (2, 4, 4)
+    assert maps.amax() > 0
+    swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=4)
+    assert foveal.cam(swin, images(2, (32, 48)), 1, "features.1").shape == (2, 8, 12)
+
+
+def test_only_the_class_token_is_read_after_the_last_block() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=1).eval()
+    with pytest.warns(UserWarning, match=r"no gradient reaches the patches at blocks.0.*norm1"):
+        maps = foveal.cam(model, images(2, (32, 32)), 1, "blocks.0")
+    assert not maps.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    model, x, target = net(), images(3), torch.tensor([1, 2, 4])
+    expected = foveal.cam(model, x, target, ["pointwise", "last"])
+    for order in (1, 2):
+        with torch.autocast("cpu", dtype):
+            found = foveal.cam(model, x, target, ["pointwise", "last"], order=order)
+        for name, maps in found.items():
+            assert maps.dtype == torch.float32
+            assert (maps - expected[name]).norm() < 0.05 * expected[name].norm()
+            maps.sum().backward(retain_graph=True)
+
+
+def test_small_gradients_survive_float16() -> None:
+    model, x = net(), images(2)
+    with torch.no_grad():
+        model.head.weight.mul_(1e-5)  # over HW this is below what float16 can hold
+    expected = foveal.cam(model, x, 1, "last")
+    with torch.autocast("cpu", torch.float16):
+        found = foveal.cam(model, x, 1, "last")
+    assert expected.max() > 0
+    assert (found - expected).norm() < 0.05 * expected.norm()
+
+
+def test_channels_last() -> None:
+    model, x = net(), images(3)
+    expected = foveal.cam(model, x, 2, "pointwise")
+    model = model.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(
+        foveal.cam(model, x.contiguous(memory_format=torch.channels_last), 2, "pointwise"), expected
+    )
+
+
+def test_inserted_attention() -> None:
+    model, x = net(), images(2)
+    expected = foveal.cam(model, x, 2, "last", order=2)
+    for mechanism in ("aw", "se", "cbam"):
+        foveal.insert(model, mechanism)
+    found = foveal.cam(model, x, 2, "last", order=2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    found = foveal.cam(model, x, 2, "pointwise", order=2)
+    found.square().sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if n.startswith("grouped.attached"))
+
+
+class Returns(nn.Module):
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.inner, self.how = SmallNet(), how
+
+    def forward(self, x: Tensor):
+        return self.how(self.inner(x))
+
+
+@pytest.mark.parametrize("how", [lambda y: (y, None), lambda y: {"logits": y}, lambda y: [y, y]])
+def test_other_ways_to_return_scores(how) -> None:
+    model = Returns(how)
+    x = images(2)
+    torch.testing.assert_close(foveal.cam(model, x, 1, "inner.last"), foveal.cam(model.inner, x, 1, "last"))
+
+
+class Tuples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, str]:
+        return self.conv(x), "more"
+
+
+def test_a_layer_that_returns_more_than_its_features() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.head = Tuples(), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features, more = self.block(x)
+            assert more == "more"
+            return self.head(features.mean((2, 3)))
+
+    model, x = Model(), images(2)
+    torch.testing.assert_close(foveal.cam(model, x, 1, "block"), foveal.cam(model, x, 1, "block.conv"))
+
+
+def bad(model: nn.Module, message: str, target: object = 1, at: object = "last", **options) -> None:
+    before = state(model)
+    with pytest.raises(UserError, match=message):
+        foveal.cam(model, images(2), target, at, **options)
+    assert state(model) == before
+
+
+def test_bad_input_says_what_to_do() -> None:
+    model = net()
+    bad(model, r"layer head puts out \(2, 5\), which is no map .*choose one before pooling, such as last", at="head")
+    bad(model, "unknown layer 'pointwize'; did you mean 'pointwise'", at="pointwize")
+    bad(model, "the list is empty", at=[])
+    bad(model, r"target must be between 0 and 4, got 5 to 5", target=5)
+    bad(model, r"target must be \(2,\) or \(2, K\) for this batch, got \(3,\)", target=torch.tensor([1, 2, 3]))
+    bad(model, "target must hold class numbers", target=torch.tensor([0.5, 1.0]))
+    bad(model, "unknown kind 'gradcamm'; did you mean 'gradcam'", kind="gradcamm")
+    bad(model, "order=3: expected 1", order=3)
+    bad(model, "unknown batch_norm 'thawed'", batch_norm="thawed")
+    bad(model, r"reshape must give \(N, C, H, W\)", at="head", reshape=lambda t: t)
+    bad(Returns(lambda y: y[:, :, None]), r"must return class scores \(N, classes\), got shape", at="inner.last")
+    bad(Returns(lambda y: "no"), r"must return class scores \(N, classes\), got str", at="inner.last")
+    bad(Returns(lambda y: y.detach()), "have no graph", at="inner.last")
+
+
+def test_layers_that_the_scores_do_not_come_from() -> None:
+    class Aside(SmallNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused, self.aside = nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.aside(x)
+            return super().forward(x)
+
+    bad(Aside(), "layer unused did not run", at="unused")
+    bad(Aside(), "scores do not depend on layer aside", at="aside")
+
+
+def test_a_single_position_is_no_map() -> None:
+    model = timm.create_model("resnet18", num_classes=3).eval()
+    with pytest.raises(UserError, match=r"layer layer4 puts out \(2, 512, 1, 1\), which is no map"):
+        foveal.cam(model, images(2, (32, 32)), 1)

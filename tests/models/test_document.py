@@ -1,0 +1,274 @@
+"""Document networks: sizes, padding, and a slow version written from the equations."""
+
+import math
+
+import pytest
+import torch
+
+import foveal
+from foveal.errors import UserError
+from foveal.measure import word_importance
+from foveal.models.document import DocumentNet, SequenceAttention
+from foveal.models.lstm import BiLSTM
+
+NAMES = ("hatt", "fan_hatt_unsup", "fan_hatt_sup")
+SMALL = {"channels": 6, "vocabulary": 12, "classes": 3, "embedding": 5, "key_channels": 4}
+
+
+def documents(batch=4, sentences=5, words=7, seed=0):
+    """Random documents of several lengths, the last one empty, sentences without gaps."""
+    g = torch.Generator().manual_seed(seed)
+    found = torch.randint(1, 12, (batch, sentences, words), generator=g)
+    length = torch.randint(1, words + 1, (batch, sentences, 1), generator=g)
+    count = torch.randint(1, sentences + 1, (batch, 1, 1), generator=g)
+    count[0], count[-1] = sentences, 0
+    found = found * (torch.arange(words) < length) * (torch.arange(sentences)[:, None] < count)
+    return found
+
+
+def test_parameters_are_those_of_the_paper():
+    expected = {
+        "words": 60_400,
+        "word_attention": 10_200,
+        "sentences": 60_400,
+        "sentence_attention": 10_200,
+        "classifier": 2_020,
+    }
+    for name in NAMES:
+        model = foveal.create_model(name)
+        found = {part: sum(p.numel() for p in child.parameters()) for part, child in model.named_children()}
+        wanted = expected if name == "hatt" else expected | {"sentences": 100_400, "focus": 20_000}
+        assert {part: found[part] for part in wanted} == wanted
+        assert sum(found.values()) - found["embedding"] == sum(wanted.values())
+        assert all(p.requires_grad for p in model.parameters())
+
+
+def test_only_the_supervised_network_asks_for_supervision():
+    assert [foveal.create_model(name).supervised for name in NAMES] == [False, False, True]
+
+
+# The LSTM ------------------------------------------------------------------
+
+
+def torch_lstm(lstm):
+    other = torch.nn.LSTM(lstm.channels, lstm.hidden, batch_first=True, bidirectional=True).to(lstm.bias[0].dtype)
+    with torch.no_grad():
+        for direction, end in ((0, ""), (1, "_reverse")):
+            getattr(other, f"weight_ih_l0{end}").copy_(lstm.input[direction])
+            getattr(other, f"weight_hh_l0{end}").copy_(lstm.state[direction])
+            getattr(other, f"bias_ih_l0{end}").copy_(lstm.bias[direction])
+            getattr(other, f"bias_hh_l0{end}").zero_()
+    return other
+
+
+@pytest.mark.parametrize("form", ["packed", "flipped"])
+def test_lstm_against_torch_sequence_by_sequence(form):
+    """Values and gradients; what is in the padding does not matter."""
+    torch.manual_seed(0)
+    lstm = BiLSTM(4, hidden=3).double()
+    other = torch_lstm(lstm)
+    x = torch.randn(5, 6, 4, dtype=torch.float64, requires_grad=True)
+    length = torch.tensor([6, 1, 4, 0, 5])
+    mask = torch.arange(6) < length[:, None]
+    run = lstm._packed if form == "packed" else lstm._flipped
+    out = run(x, length).masked_fill(~mask[:, :, None], 0)
+    expected = torch.zeros_like(out)
+    for i, n in enumerate(length.tolist()):
+        if n:
+            expected[i, :n] = other(x[i : i + 1, :n])[0][0]
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lstm(x, mask), expected)
+    weight = torch.randn_like(out)
+    found, wanted = (torch.autograd.grad((o * weight).sum(), x)[0] for o in (out, expected))
+    torch.testing.assert_close(found, wanted)
+    assert found[~mask].abs().sum() == 0
+
+
+def test_lstm_without_sequences_and_with_gaps():
+    lstm = BiLSTM(4, hidden=3)
+    assert lstm(torch.zeros(0, 6, 4), torch.zeros(0, 6, dtype=torch.bool)).shape == (0, 6, 6)
+    gap = torch.tensor([[True, False, True, False]])
+    out = lstm(torch.randn(1, 4, 4), gap)
+    assert (out[0, 1] == 0).all()
+    assert (out[0, 2] != 0).all()
+    with pytest.raises(UserError, match="at least 1"):
+        BiLSTM(4, hidden=0)
+
+
+def test_lstm_starts_as_keras_does():
+    lstm = BiLSTM(10, hidden=8)
+    for state, bias in zip(lstm.state, lstm.bias, strict=True):
+        torch.testing.assert_close(state.T @ state, torch.eye(8))
+        assert bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
+
+
+def test_compiled_lstm():
+    lstm = BiLSTM(4, hidden=3)
+    x, mask = torch.randn(3, 5, 4, requires_grad=True), torch.arange(5) < torch.tensor([[5], [2], [0]])
+    compiled = torch.compile(lstm, backend="aot_eager", fullgraph=True)
+    out, plain = compiled(x, mask), lstm(x, mask)
+    torch.testing.assert_close(out, plain)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(plain.sum(), x))
+
+
+# The networks ----------------------------------------------------------------
+
+
+def slow(model, document):
+    """Logits of one document, sentence by sentence, without any padding."""
+
+    def attend(attention, states):
+        scores = torch.tanh(states @ attention.hidden.weight.T + attention.hidden.bias) @ attention.context
+        return (scores.softmax(0)[:, None] * states).sum(0)
+
+    word_lstm, sentence_lstm = torch_lstm(model.words), torch_lstm(model.sentences)
+    vectors = []
+    for sentence in document:
+        words = sentence[sentence > 0]
+        if not len(words):
+            continue
+        states = word_lstm(model.embedding(words)[None])[0][0]
+        parts = [attend(model.word_attention, states)]
+        if model.focus is not None:
+            key, query = states @ model.focus.key.weight.T, states @ model.focus.query.weight.T
+            weights = (key @ query.T / math.sqrt(model.focus.key_channels)).softmax(1)
+            pooled = (weights @ states).sum(0)
+            parts.append(pooled / len(words) if model.pool == "mean" else pooled)
+        vectors.append(torch.cat(parts))
+    if not vectors:
+        return model.classifier.bias
+    states = sentence_lstm(torch.stack(vectors)[None])[0][0]
+    return model.classifier(attend(model.sentence_attention, states))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("pool", ["mean", "sum"])
+def test_equal_to_the_equations(name, pool):
+    torch.manual_seed(0)
+    model = foveal.create_model(name, **SMALL, pool=pool).double()
+    torch.nn.init.normal_(model.classifier.bias)
+    words = documents()
+    logits = model(words)
+    for i in range(len(words)):
+        torch.testing.assert_close(logits[i], slow(model, words[i]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_changes_nothing(name):
+    torch.manual_seed(0)
+    model = foveal.create_model(name, **SMALL).double()
+    words = documents()
+    wide = torch.zeros(4, 8, 11, dtype=torch.int64)
+    wide[:, :5, :7] = words
+    torch.testing.assert_close(model(wide), model(words))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_watching_changes_nothing(name):
+    torch.manual_seed(0)
+    model = foveal.create_model(name, **SMALL).double()
+    words = documents()
+    plain = model.read(words)
+    with foveal.watch(model) as seen:
+        whole = model.read(words)
+    torch.testing.assert_close(whole.logits, plain.logits)
+    shapes = {site: (record.kind, tuple(record.values.shape)) for site, record in seen.items()}
+    expected = {"word_attention": ("spatial", (4, 5, 7)), "sentence_attention": ("spatial", (4, 1, 5))}
+    if name != "hatt":
+        expected["focus"] = ("pairwise", (4, 5, 7, 7))
+        torch.testing.assert_close(whole.pairs.flatten(0, 1)[plain.place], plain.pairs)
+        beta = word_importance(seen["focus"].values, words > 0)
+        torch.testing.assert_close(beta.sum(-1), (words > 0).sum(-1).double())
+    assert shapes == expected
+    assert whole.place is None
+    alpha = seen["word_attention"].values
+    torch.testing.assert_close(alpha.sum(-1), (words > 0).any(2).to(alpha.dtype))
+    assert (alpha[words == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_empty_documents_have_finite_gradients(name):
+    model = foveal.create_model(name, **SMALL)
+    for words in (documents(), torch.zeros(2, 3, 4, dtype=torch.int64), torch.ones(1, 1, 1, dtype=torch.int64)):
+        model.zero_grad()
+        reading = model.read(words)
+        loss = reading.logits.logsumexp(1).sum()
+        if reading.pairs is not None and reading.pairs.numel():
+            target = torch.ones(reading.pairs.shape, dtype=torch.bool)
+            loss = loss + foveal.supervise.center_mass_loss(reading.pairs, target, reading.mask)
+        loss.backward()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert model.embedding.weight.grad[0].abs().sum() == 0
+
+
+def test_compiled():
+    model = foveal.create_model("fan_hatt_sup", **SMALL)
+    words = documents()
+    compiled = torch.compile(model.read, backend="aot_eager", fullgraph=True)
+    found, plain = compiled(words), model.read(words)
+    torch.testing.assert_close(found.logits, plain.logits)
+    torch.testing.assert_close(found.pairs.flatten(0, 1)[plain.place], plain.pairs)
+
+
+def test_mixed_precision():
+    torch.manual_seed(0)
+    model = foveal.create_model("fan_hatt_sup", **SMALL)
+    words = documents()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reading = model.read(words)
+    assert reading.pairs.dtype == torch.float32
+    torch.testing.assert_close(reading.logits.float(), model(words), atol=0.05, rtol=0.05)
+
+
+def test_word_dropout_replaces_words_by_the_unknown_one():
+    torch.manual_seed(0)
+    model = foveal.create_model("hatt", **SMALL, word_dropout=0.5)
+    words = documents(batch=50)
+    kept = model._dropped(words, words > 0)
+    assert torch.equal(kept > 0, words > 0)
+    changed = (kept != words).sum() / (words > 1).sum()
+    assert 0.4 < changed < 0.6
+    assert (kept[kept != words] == 1).all()
+    model.eval()
+    assert model._dropped(words, words > 0) is words
+
+
+def test_vectors_to_start_from():
+    model = foveal.create_model("hatt", **SMALL)
+    vectors = torch.randn(12, 5)
+    model.set_vectors(vectors)
+    torch.testing.assert_close(model.embedding.weight[1:], vectors[1:])
+    assert model.embedding.weight[0].abs().sum() == 0
+    with pytest.raises(UserError, match=r"set model.embedding=50"):
+        model.set_vectors(torch.randn(12, 50))
+
+
+def test_attention_to_nothing_is_nothing():
+    attention = SequenceAttention(4)
+    out = attention(torch.randn(2, 3, 4), torch.tensor([[False] * 3, [True, False, False]]))
+    assert out[0].abs().sum() == 0
+    assert out[1].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"channels": 7}, "channels even"),
+        ({"classes": 0}, "at least 1"),
+        ({"word_dropout": 1.0}, "below 1"),
+        ({"dropout": 2.0}, "dropout"),
+        ({"heads": 4}, "heads that divide"),
+        ({"pool": "max"}, "expected one of mean, sum"),
+    ],
+)
+def test_options_that_cannot_be_used(options, said):
+    with pytest.raises(UserError, match=said):
+        foveal.create_model("fan_hatt_sup", **SMALL | options)
+
+
+def test_words_that_cannot_be_used():
+    model = DocumentNet(**SMALL)
+    with pytest.raises(UserError, match=r"integers \(N, S, W\)"):
+        model(torch.zeros(2, 3, 4))
+    with pytest.raises(UserError, match=r"integers \(N, S, W\)"):
+        model(torch.zeros(3, 4, dtype=torch.int64))

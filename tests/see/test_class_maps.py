@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import foveal
+from foveal.errors import UserError
+from foveal.measure import attention_overlap
+from foveal.see import TopClasses, class_maps, top_classes
+from foveal.see.class_maps import FRAME, GAP, LINE, TRUE, _Panel
+
+SIZE = 60
+GREEN = tuple(int(TRUE[i : i + 2], 16) for i in (1, 3, 5))
+
+
+class Net(nn.Module):
+    def __init__(self, classes: int = 7) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.ReLU())
+        self.head = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x).mean((2, 3)))
+
+
+def images(n: int = 2) -> Tensor:
+    return torch.rand(n, 3, 16, 20, generator=torch.Generator().manual_seed(0))
+
+
+def net(**options) -> Net:
+    torch.manual_seed(0)
+    return Net(**options)
+
+
+def tile(k: int, row: int = 0) -> tuple[int, int]:
+    """Upper left corner of tile ``k`` of the first image."""
+    return 2 * GAP + SIZE + k * (SIZE + GAP), GAP + LINE + 6 + row * (LINE + 6 + SIZE + 2 * LINE + GAP)
+
+
+def framed(picture: Image.Image, k: int, row: int = 0) -> bool:
+    x, y = tile(k, row)
+    around = [(x - 2, y + 9), (x + SIZE + 1, y + 9), (x + 9, y - 2), (x + 9, y + SIZE + 1)]
+    found = {picture.getpixel(at) == GREEN for at in around}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_top_classes_are_the_best_and_their_maps_those_of_cam() -> None:
+    model, x = net().train(), images()
+    model.features[1].eval()
+    before = [m.training for m in model.modules()]
+    look = top_classes(model, x, "features", top=3)
+    assert [m.training for m in model.modules()] == before
+    model.eval()
+    probability = model(x).softmax(1)
+    expected = probability.topk(3)
+    assert torch.equal(look.classes, expected.indices)
+    torch.testing.assert_close(look.probability, expected.values.detach())
+    torch.testing.assert_close(look.maps, foveal.cam(model, x, look.classes, "features").detach())
+    for n in range(2):
+        assert [int(look.rank[n, c]) for c in probability[n].argsort(descending=True)] == list(range(7))
+
+
+def test_probabilities_of_several_labels_and_of_few_classes() -> None:
+    model, x = net(classes=3).eval(), images()
+    look = top_classes(model, x, "features", multilabel=True)
+    assert look.classes.shape == (2, 3)
+    torch.testing.assert_close(look.probability, model(x).sigmoid().gather(1, look.classes).detach())
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_the_true_class_is_framed_and_no_other(place: int) -> None:
+    model, x = net(), images()
+    look = top_classes(model, x, "features")
+    label = look.classes[:, place]
+    picture = class_maps({"one": look, "two": look}, x, label, size=SIZE)
+    for row in range(2):
+        assert [framed(picture, k, row) for k in range(5)] == [k == place for k in range(5)]
+    unknown = class_maps({"one": look}, x, size=SIZE)
+    assert not any(framed(unknown, k) for k in range(5))
+
+
+def test_several_true_classes_are_all_framed() -> None:
+    model, x = net(), images()
+    look = top_classes(model, x, "features")
+    label = torch.zeros(2, 7).scatter(1, look.classes[:, [1, 3]], 1.0)
+    picture = class_maps({"one": look}, x, label, size=SIZE)
+    assert [framed(picture, k) for k in range(5)] == [False, True, False, True, False]
+
+
+def test_bright_where_the_map_is_high() -> None:
+    maps = torch.zeros(1, 2, 4, 4)
+    maps[0, 0, :2, :2], maps[0, 1, 2:, 2:] = 1.0, 1.0
+    rank = torch.tensor([[0, 1]])
+    look = TopClasses(torch.tensor([[0, 1]]), torch.tensor([[0.6, 0.4]]), maps, rank)
+    picture = class_maps({"one": look}, torch.full((1, 3, 8, 8), 0.5), torch.tensor([0]), size=SIZE)
+    for k, bright in ((0, 0.15), (1, 0.85)):
+        x, y = tile(k)
+        there, away = (picture.getpixel((x + int(f * SIZE), y + int(f * SIZE))) for f in (bright, 1 - bright))
+        assert sum(there) > sum(away) + 100
+
+
+def test_remarks() -> None:
+    draw = torch.Generator().manual_seed(0)
+    maps = torch.rand(1, 3, 4, 4, generator=draw)
+    classes, rank = torch.tensor([[4, 1, 2]]), torch.tensor([[3, 1, 2, 5, 0, 4]])
+    look = TopClasses(classes, torch.tensor([[0.5, 0.3, 0.1]]), maps, rank)
+    panel = _Panel(Image.new("RGB", (9, 9)), SIZE, ["ape", "bee", "cat", "dog", "eel", "fox"])
+    shared = attention_overlap(maps[:, 1], maps[:, 0]).all
+    assert panel.remark(look, 0, [1]) == f"bee and eel overlap by {shared:.2f}"
+    assert panel.remark(look, 0, [4]) == f"eel and bee overlap by {shared:.2f}"
+    assert panel.remark(look, 0, [3]) == "dog is number 6"
+    assert panel.remark(look, 0, [3, 4]).startswith("eel and bee")
+    assert panel.remark(look, 0, []) == panel.remark(look, 0, [1, 2, 4]) == ""
+    maps[:, 1] = 0
+    assert panel.remark(look, 0, [1]) == ""
+    assert panel.name(9) == "class 9"
+
+
+def test_size_grows_with_models_and_images_up_to_the_limit() -> None:
+    model, x = net(), images(4)
+    look = top_classes(model, x, "features")
+    row = LINE + 6 + SIZE + 2 * LINE + GAP
+    assert class_maps({"one": look}, x, size=SIZE).size == (GAP + 6 * (SIZE + GAP), GAP + 4 * (row + GAP) - GAP)
+    assert class_maps({"one": look, "two": look}, x, size=SIZE, limit=1).height == GAP + 2 * row
+    assert FRAME < GAP / 2  # frames of neighbours do not touch
+
+
+def test_a_map_of_a_diverged_or_silent_model_is_still_drawn() -> None:
+    look = TopClasses(
+        torch.tensor([[0]]), torch.tensor([[1.0]]), torch.full((1, 1, 2, 2), torch.nan), torch.tensor([[0]])
+    )
+    assert class_maps({"one": look}, images(1), torch.tensor([0]), size=SIZE).width == GAP + 2 * (SIZE + GAP)
+
+
+def test_bytes_and_fractions_look_the_same() -> None:
+    model, x = net(), (images() * 255).byte()
+    look = top_classes(model, x.float() / 255, "features")
+    one, other = (class_maps({"one": look}, image, size=SIZE) for image in (x, x.float() / 255))
+    assert one.tobytes() == other.tobytes()
+
+
+def test_bad_input_says_what_to_do() -> None:
+    model, x = net(), images()
+    look = top_classes(model, x, "features")
+    with pytest.raises(UserError, match="no models to show"):
+        class_maps({}, x)
+    with pytest.raises(UserError, match=r"image must be \(N, 3, H, W\), got shape \(3, 16, 20\)"):
+        class_maps({"one": look}, x[0])
+    with pytest.raises(UserError, match="one was asked about 2 images, here are 1"):
+        class_maps({"one": look}, x[:1])
+    with pytest.raises(UserError, match=r"label must be \(2,\)"):
+        class_maps({"one": look}, x, torch.tensor([1]))
+    with pytest.raises(UserError, match="top=0"):
+        top_classes(model, x, "features", top=0)

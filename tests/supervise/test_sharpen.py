@@ -1,0 +1,448 @@
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import foveal
+from foveal.errors import UserError
+from foveal.supervise import Sharpen, center_mass_loss, consistency, separability
+
+LAYERS = ("inner", "last")
+
+
+class Net(nn.Module):
+    """Two stages with batch norm and in-place ReLU, pooling and a linear head, in the manner of a ResNet."""
+
+    def __init__(self, classes: int = 5) -> None:
+        super().__init__()
+        self.inner = self.stage(3, 8)
+        self.last = self.stage(8, 12, stride=2)
+        self.head = nn.Linear(12, classes)
+
+    @staticmethod
+    def stage(channels: int, out: int, stride: int = 1) -> nn.Sequential:
+        conv = nn.Conv2d(channels, out, 3, stride, 1, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(out), nn.ReLU(inplace=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.last(self.inner(x)).mean((2, 3)))
+
+
+def net(seed: int = 0, **options) -> Net:
+    torch.manual_seed(seed)
+    return Net(**options)
+
+
+def batch(n: int = 4, classes: int = 5, seed: int = 1) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, 8, 10, generator=draw), torch.randint(0, classes, (n,), generator=draw)
+
+
+def straightforward(model: Net, x: Tensor, y: Tensor, kind: str, order: int) -> dict[str, Tensor]:
+    """Two backward passes from the logits, maps from their definition, losses from the functions."""
+    inner = model.inner(x)
+    last = model.last(inner.clone())
+    logits = model.head(last.mean((2, 3)))
+    best = logits.topk(2).indices
+    confuser = torch.where(best[:, 0] == y, best[:, 1], best[:, 0])
+    maps = {}
+    for name, classes in (("true", y), ("confuser", confuser)):
+        score = sum(logits[i, c] for i, c in enumerate(classes))
+        gradients = torch.autograd.grad(score, [inner, last], create_graph=order == 2, retain_graph=True)
+        for layer, features, gradient in zip(LAYERS, (inner, last), gradients, strict=True):
+            alpha = (gradient.relu() if kind == "channel" else gradient).mean((2, 3), keepdim=True)
+            maps[name, layer] = (alpha * features).sum(1).relu()
+    return {
+        "separability_inner": separability(maps["true", "inner"], maps["confuser", "inner"]),
+        "separability_last": separability(maps["true", "last"], maps["confuser", "last"]),
+        "consistency_inner": consistency(maps["true", "inner"], maps["true", "last"]),
+        "classification": F.cross_entropy(logits, y),
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "order"), list(itertools.product(("channel", "gradcam"), (1, 2))))
+def test_a_step_equals_the_straightforward_one(kind: str, order: int, training: bool) -> None:
+    one, (x, y) = net().train(training), batch()
+    other = copy.deepcopy(one)
+    weights = {"separability_inner": 0.5, "separability_last": 2.0, "consistency_inner": 3.0}
+    expected = straightforward(one, x, y, kind, order)
+    classification = expected.pop("classification")
+    (classification + sum(weights[k] * v for k, v in expected.items())).backward()
+    sharpen = Sharpen(other, LAYERS, kind=kind, order=order, weights=weights)
+    logits, losses = sharpen(x, y)
+    (F.cross_entropy(logits, y) + sharpen.total(losses)).backward()
+    assert list(losses) == list(weights)
+    for name, loss in losses.items():
+        torch.testing.assert_close(loss, expected[name])
+    assert expected["separability_inner"] > 0.01
+    for (name, a), b in zip(other.named_parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, msg=lambda m, name=name: f"{name}: {m}")
+    for a, b in zip(other.buffers(), one.buffers(), strict=True):
+        torch.testing.assert_close(a, b)  # running statistics moved once
+
+
+def test_three_lines_and_a_step_of_your_own_are_the_same() -> None:
+    model, (x, y) = net(), batch()
+    _, expected = Sharpen(model, LAYERS)(x, y)
+    sharpen = Sharpen(model, LAYERS)
+    with sharpen:
+        logits = model(x)
+    losses = sharpen.losses(y)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(sharpen.total(losses), sum(losses.values()))
+    assert logits.shape == (4, 5)
+    assert {name: tuple(m.shape) for name, m in sharpen.maps.items()} == {"inner": (4, 2, 8, 10), "last": (4, 2, 4, 5)}
+    assert not any(m.requires_grad for m in sharpen.maps.values())
+
+
+def test_without_weights_it_is_the_plain_step() -> None:
+    one, (x, y) = net(), batch()
+    other = copy.deepcopy(one)
+    F.cross_entropy(one(x), y).backward()
+    sharpen = Sharpen(
+        other, LAYERS, weights=dict.fromkeys(("separability_inner", "separability_last"), 0) | {"consistency_inner": 0}
+    )
+    logits, losses = sharpen(x, y)
+    (F.cross_entropy(logits, y) + sharpen.total(losses)).backward()
+    assert losses == {}
+    for a, b in zip(other.parameters(), one.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_no_parameter_gradient_is_touched_before_backward() -> None:
+    model, (x, y) = net(), batch()
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 2.0)
+    for order in (1, 2):
+        Sharpen(model, LAYERS, order=order)(x, y)
+    assert all(torch.equal(p.grad, torch.full_like(p, 2.0)) for p in model.parameters())
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("weights", "tapped", "passes"),
+    [
+        ({"separability_inner": 0, "consistency_inner": 0}, ["last"], 2),
+        ({"separability_inner": 0, "separability_last": 0}, ["inner", "last"], 1),
+        ({"separability_last": 0, "consistency_inner": 0}, ["inner", "last"], 2),
+    ],
+)
+def test_what_is_not_asked_for_is_not_computed(weights, tapped, passes, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = net(), batch()
+    expected = Sharpen(model, LAYERS)(x, y)[1]
+    calls, grad = [], torch.autograd.grad
+    monkeypatch.setattr(
+        torch.autograd, "grad", lambda out, inputs, **kw: calls.append(len(inputs)) or grad(out, inputs, **kw)
+    )
+    losses = Sharpen(model, LAYERS, weights=weights)(x, y)[1]
+    assert calls == [len(tapped)] * passes
+    assert losses.keys() == expected.keys() - weights.keys()
+    for name, loss in losses.items():
+        torch.testing.assert_close(loss, expected[name])
+
+
+def test_one_layer_alone() -> None:
+    model, (x, y) = net(), batch()
+    losses = Sharpen(model, "last")(x, y)[1]
+    torch.testing.assert_close(losses, {"separability_last": Sharpen(model, LAYERS)(x, y)[1]["separability_last"]})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mask": "inner"},
+        {"hinge": True},
+        {"theta": 0.5},
+        {"sigma": 0.25},
+        {"omega": 10.0},
+        {"normalise": True},
+        {"batch_norm": "frozen"},
+        {"kind": "gradcam"},
+    ],
+)
+def test_every_option_changes_some_loss(options: dict) -> None:
+    model, (x, y) = net(), batch()
+    plain, changed = (Sharpen(model, LAYERS, **{"theta": 0.2, **o})(x, y)[1] for o in ({}, options))
+    assert any(not torch.allclose(plain[name], changed[name]) for name in plain)
+
+
+@pytest.mark.parametrize("options", [{"mask_gradient": True}, {"order": 2}])
+def test_options_that_change_gradients_only(options: dict) -> None:
+    model, (x, y) = net(), batch()
+    found = []
+    for o in ({}, options):
+        sharpen = Sharpen(model, LAYERS, omega=10.0, **o)
+        total = sharpen.total(sharpen(x, y)[1])
+        found.append((total.detach(), torch.autograd.grad(total, model.inner[0].weight)[0]))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert not torch.allclose(found[0][1], found[1][1], rtol=1e-3)
+
+
+def one_by_one(model: Net, x: Tensor, labels: Tensor, logits: Tensor) -> dict[str, float]:
+    """Several labels, an image and a class at a time; the model in eval mode."""
+    sums: dict[str, list[float]] = {"separability_inner": [], "separability_last": [], "consistency_inner": []}
+    for i in range(len(x)):
+        true = [c for c in range(labels.shape[1]) if labels[i, c]]
+        others = [c for c in range(labels.shape[1]) if not labels[i, c]]
+        if not true:
+            continue
+        confuser = max(others, key=lambda c, i=i: logits[i, c].item())
+        each: dict[str, list[float]] = {name: [] for name in sums}
+        for c in true:
+            t, f = (foveal.cam(model, x[i : i + 1], k, LAYERS) for k in (c, confuser))
+            for layer in LAYERS:
+                each[f"separability_{layer}"].append(separability(t[layer], f[layer]).item())
+            each["consistency_inner"].append(consistency(t["inner"], t["last"]).item())
+        for name, values in each.items():
+            sums[name].append(sum(values) / len(values))
+    return {name: sum(values) / len(values) for name, values in sums.items()}
+
+
+def test_several_labels_equal_one_at_a_time() -> None:
+    model, (x, _) = net().eval(), batch(5)
+    labels = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 0, 0], [1, 1, 0, 0, 1], [0, 0, 0, 0, 0], [0, 0, 1, 0, 1]]).float()
+    _, losses = Sharpen(model, LAYERS)(x, labels)
+    expected = one_by_one(model, x, labels, model(x))
+    for name, loss in losses.items():
+        assert loss.item() == pytest.approx(expected[name], rel=1e-4)
+    bools = Sharpen(model, LAYERS)(x, labels.bool())[1]
+    torch.testing.assert_close(bools, losses)
+
+
+def test_several_labels_share_one_confuser_and_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, _) = net(classes=8).eval(), batch(3)
+    labels = torch.zeros(3, 8)
+    labels[:, :6] = 1
+    calls, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda *a, **kw: calls.append(1) or grad(*a, **kw))
+    sharpen = Sharpen(model, LAYERS, positives=3)
+    torch.manual_seed(0)
+    first = sharpen(x, labels)[1]
+    assert len(calls) == 4
+    second = sharpen(x, labels)[1]
+    assert any(not torch.allclose(first[name], second[name]) for name in first)  # others are drawn
+    torch.manual_seed(0)
+    torch.testing.assert_close(sharpen(x, labels)[1], first)
+    calls.clear()
+    labels[:, 2:] = 0
+    sharpen(x, labels)
+    assert len(calls) == 3
+
+
+def test_one_pair_takes_the_best_true_class() -> None:
+    model, (x, _) = net().eval(), batch(3)
+    labels = torch.tensor([[1, 1, 0, 0, 0], [0, 1, 1, 1, 0], [0, 0, 0, 1, 1]]).float()
+    best = model(x).masked_fill(labels == 0, -1e9).argmax(1)
+    only = F.one_hot(best, 5)
+    valid = ~(labels.bool() & ~only.bool())  # hide the other true classes
+    expected = Sharpen(model, LAYERS)(x, only, valid)[1]
+    torch.testing.assert_close(Sharpen(model, LAYERS, pairs="one")(x, labels)[1], expected)
+
+
+def finite(model: nn.Module) -> bool:
+    return all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0])
+def test_labels_all_negative_or_all_positive(fill: float) -> None:
+    model, (x, _) = net(), batch()
+    sharpen = Sharpen(model, LAYERS)
+    logits, losses = sharpen(x, torch.full((4, 5), fill))
+    assert losses["separability_inner"] == losses["separability_last"] == 0
+    assert (losses["consistency_inner"] == 0) == (fill == 0)
+    (sharpen.total(losses) + logits.sum()).backward()
+    assert finite(model)
+
+
+def test_samples_without_a_label_are_left_out() -> None:
+    model, (x, y) = net().eval(), batch()
+    expected = Sharpen(model, LAYERS)(x[1:], y[1:])[1]
+    torch.testing.assert_close(Sharpen(model, LAYERS)(x, y.index_fill(0, torch.tensor([0]), -100))[1], expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("kind", ["channel", "gradcam"])
+def test_maps_that_vanish_give_no_loss_and_no_nan(kind: str, order: int) -> None:
+    model, (x, y) = net(), batch()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    sharpen = Sharpen(model, LAYERS, kind=kind, order=order)
+    logits, losses = sharpen(x, y)
+    assert all(loss == 0 for loss in losses.values())
+    (F.cross_entropy(logits, y) + sharpen.total(losses)).backward()
+    assert finite(model)
+
+
+def test_a_frozen_backbone() -> None:
+    model, (x, y) = net(), batch()
+    model.inner.requires_grad_(False)
+    sharpen = Sharpen(model, LAYERS)
+    sharpen.total(sharpen(x, y)[1]).backward()  # the last stage still learns
+    assert model.last[0].weight.grad.abs().sum() > 0
+    model.last.requires_grad_(False)
+    with pytest.raises(UserError, match=r"nothing up to last is trained.*unfreeze a layer before it, or use order=2"):
+        Sharpen(model, LAYERS)(x, y)
+    sharpen = Sharpen(model, LAYERS, order=2)
+    sharpen.total(sharpen(x, y)[1]).backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+def test_warmup_and_evaluation_leave_maps_out() -> None:
+    model, (x, y) = net(), batch()
+    sharpen = Sharpen(model, LAYERS, warmup=2)
+    with torch.no_grad():
+        assert sharpen(x, y)[1] == {}
+    assert sharpen.steps == 0
+    assert [len(sharpen(x, y)[1]) for _ in range(4)] == [0, 0, 3, 3]
+    assert sharpen.steps == 4
+    model.eval()
+    with torch.no_grad():
+        logits, losses = sharpen(x, y)
+    assert losses == {}
+    assert sharpen.total(losses) == 0
+    torch.testing.assert_close(logits, model(x))
+
+
+def test_training_on_separability_alone_separates() -> None:
+    model, (x, y) = net(2), batch(8)
+    options = {"weights": {"consistency_inner": 0}, "kind": "gradcam"}
+    sharpen = Sharpen(model, LAYERS, **options)
+    optimiser = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    found = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        losses = sharpen(x, y)[1]
+        sharpen.total(losses).backward()
+        optimiser.step()
+        found.append({name: loss.item() for name, loss in losses.items()})
+    for name in found[0]:
+        assert found[-1][name] < 0.5 * found[0][name]
+
+
+def test_training_on_consistency_alone_gathers() -> None:
+    model, (x, y) = net(2), batch(8)
+    sharpen = Sharpen(model, LAYERS, weights={"separability_inner": 0, "separability_last": 0}, order=2)
+    optimiser = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+    found = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        loss = sharpen(x, y)[1]["consistency_inner"]
+        loss.backward()
+        optimiser.step()
+        found.append(loss.item())
+    assert found[-1] < found[0] - 0.1
+
+
+@pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
+def test_inserted_mechanisms_learn_too(mechanism: str) -> None:
+    model, (x, y) = net(), batch()
+    done = foveal.insert(model, mechanism, at="last.0")
+    sharpen = Sharpen(model, LAYERS, order=2)
+    sharpen.total(sharpen(x, y)[1]).backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in done.parameters())
+
+
+def test_together_with_center_mass() -> None:
+    class Related(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = nn.Linear(12, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            features = self.last(self.inner(x))
+            keys = self.key(features.flatten(2).transpose(1, 2))
+            self.affinity = keys @ keys.mT
+            return self.head(features.mean((2, 3)))
+
+    torch.manual_seed(0)
+    model, (x, y) = Related(), batch()
+    pairs = torch.rand(4, 20, 20, generator=torch.Generator().manual_seed(0)) < 0.2
+    parameters = list(model.parameters())
+    sharpen = Sharpen(model, LAYERS)
+
+    def gradient(mass: float, sharp: float) -> list[Tensor]:
+        total = sharp * sharpen.total(sharpen(x, y)[1]) + mass * center_mass_loss(model.affinity, pairs)
+        return torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)
+
+    for both, a, b in zip(gradient(1, 1), gradient(1, 0), gradient(0, 1), strict=True):
+        torch.testing.assert_close(both, a + b)
+
+
+def test_autocast_and_compile() -> None:
+    (x, y), found = batch(), {}
+    for name in ("plain", "autocast", "compiled"):
+        torch.compiler.reset()
+        model = net()
+        sharpen = Sharpen(torch.compile(model, backend="aot_eager") if name == "compiled" else model, LAYERS)
+        with torch.autocast("cpu", torch.bfloat16, enabled=name == "autocast"):
+            logits, losses = sharpen(x, y)
+            loss = F.cross_entropy(logits, y) + sharpen.total(losses)
+        loss.backward()
+        found[name] = ({k: v.detach() for k, v in losses.items()}, model.inner[0].weight.grad)
+    torch.testing.assert_close(found["compiled"], found["plain"])
+    for name, loss in found["autocast"][0].items():
+        assert loss.dtype == torch.float32
+        assert abs(loss - found["plain"][0][name]) < 0.1
+    assert found["autocast"][1].isfinite().all()
+
+
+def test_steps_leak_nothing() -> None:
+    model, (x, y) = net(), batch()
+    sharpens = [Sharpen(model, LAYERS, order=order) for order in (1, 2)]
+
+    def steps(n: int) -> int:
+        for i in range(n):
+            model.zero_grad()
+            sharpen = sharpens[i % 2]
+            sharpen.total(sharpen(x, y)[1]).backward()
+        gc.collect()
+        return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
+
+    assert steps(4) == steps(200)
+
+
+BAD = [
+    ({"at": ("a", "b", "c")}, "expected the inner and the last layer, or the last alone, got 3 names"),
+    ({"at": ("layer3", "last")}, "unknown layer 'layer3'"),
+    ({"kind": "cam"}, "unknown kind 'cam'"),
+    ({"order": 3}, "order=3: expected 1"),
+    ({"mask": "both"}, "unknown mask 'both'"),
+    ({"pairs": "two"}, "unknown pairs 'two'"),
+    ({"batch_norm": "off"}, "unknown batch_norm 'off'"),
+    ({"positives": 0}, "positives of at least 1"),
+    ({"sigma": 55}, "sigma=55: expected a fraction"),
+    ({"weights": {"separability": 1.0}}, "unknown term 'separability'; did you mean 'separability_last'"),
+    ({"at": "last", "weights": {"consistency_inner": 1.0}}, "unknown term .*needs an inner and a last layer"),
+    ({"weights": {"separability_last": -1.0}}, "must not be negative"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD)
+def test_bad_options_say_what_to_do(options: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sharpen(net(), **{"at": LAYERS, **options})
+
+
+def test_bad_targets_say_what_to_do() -> None:
+    model, (x, y) = net(), batch()
+    sharpen = Sharpen(model, LAYERS)
+    for target, message in (
+        (y[:2], r"target must hold class numbers \(4,\) or 0 and 1 \(4, 5\), got shape \(2,\)"),
+        (y.float(), "class numbers .integers., got torch.float32"),
+        (torch.full((4, 5), 0.2), "mixed or smoothed labels have no true class"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sharpen(x, target)
+    with pytest.raises(UserError, match=r"single class, which cannot be confused.*two outputs"):
+        Sharpen(net(classes=1), LAYERS)(x, torch.zeros(4, dtype=torch.long))
+    with pytest.raises(UserError, match=r"layer head puts out .4, 5., which is no map"):
+        Sharpen(model, ("last", "head"))(x, y)
+    with pytest.raises(UserError, match="the model was not run inside"):
+        sharpen.losses(y)
