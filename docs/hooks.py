@@ -72,6 +72,7 @@ TABLES = {  # the tables that are expected, whatever the file holds
     "fan-documents": {
         "fan/table6": Expected("the paper's optimiser and schedule", *_FAN, ("20 News",)),
         "fan/table6-ours": Expected("the same networks, trained better", *_FAN, ("20 News",)),
+        "fan/table6-stripped": Expected("messages without headers, footers and quotes", *_FAN, ("20 News",)),
         "fan/table8": Expected("what attention is drawn to", _FAN[0], _TARGETS, ("20 News",)),
         "fan/ablations": Expected("how it is drawn there", _FAN[0], _LOSSES, ("20 News",)),
         "fan/table6-yahoo": Expected("Yahoo Answers", *_FAN, ("Yahoo-mini", "Yahoo-half")),
@@ -204,7 +205,7 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     """``results/bench-NAME.csv`` as bar charts of the ratio to the plain form, and every figure in a table."""
     rows = read(folder / f"bench-{name}.csv")
     if not rows:
-        command = f"foveal bench {name} --csv results/bench-{name}.csv"
+        command = f"python benchmarks/{name}.py --csv results/bench-{name}.csv"
         return f"Not measured yet. This command makes the numbers:\n\n    {command}"
     charts = []
     for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
