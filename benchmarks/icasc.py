@@ -139,8 +139,12 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     batch, rounds = options.batch or (64 if gpu else 16), options.rounds or (50 if gpu else 5)
     about = environment()
-    hardware = about["gpu"] or f"CPU, {torch.get_num_threads()} threads"
-    rows = []
+    where = {
+        "precision": "bf16" if gpu else "fp32",
+        "hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+    }
+    rows: list[dict[str, object]] = []
     for compiled in (False, True) if options.compile else (False,):
         kinds = steps(batch, options.size, device, compiled)
         times: dict[str, list[float]] = {name: [] for name in kinds}
@@ -150,22 +154,16 @@ def main() -> None:
         for _ in range(rounds):
             for name, step in kinds.items():
                 times[name].append(clock(step, device))
-        plain = min(times["plain"])
-        for name, found in times.items():
-            ms = min(found)
-            row = {
-                "step": name + (", compiled" if compiled else ""),
-                "ms": round(ms, 2),
-                "times plain": round(ms / plain, 3),
-                "peak MiB": round(peak(kinds[name])) if gpu else "",
-                "batch": batch,
-                "size": options.size,
-                "precision": "bf16" if gpu else "fp32",
-                "hardware": hardware,
-                "torch": torch.__version__,
-            }
-            rows.append(row)
-            print(f"{row['step']:42} {ms:10.1f} ms {row['times plain']:7.2f} × plain  {row['peak MiB']}")
+        values = {"step ms": {name: min(found) for name, found in times.items()}}
+        if gpu:
+            values["peak MiB"] = {name: peak(step) for name, step in kinds.items()}
+        what = f"ResNet-18 at {options.size}" + (", compiled" if compiled else "")
+        for measure, found in values.items():
+            for name, value in found.items():
+                ratio = value / found["plain"]
+                print(f"{what}, {name:32} {measure:8} {value:10.1f}  {ratio:5.2f} × plain")
+                about_it = {"what": what, "form": name, "batch": batch, "measure": measure, "value": round(value, 2)}
+                rows.append(about_it | {"ratio to plain": round(ratio, 3), **where})
     if options.csv:
         with open(options.csv, "w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

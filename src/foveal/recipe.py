@@ -124,6 +124,56 @@ class Relation:
 
 
 @dataclass
+class Sharpening:
+    """Separability and consistency of class attention, see :class:`foveal.supervise.Sharpen`.
+
+    Attributes:
+        inner: name of the inner layer, or null for the last one alone.
+        last: name of the last layer.
+        weight_dict: weight of each term: ``classification``, ``separability_inner``, ``separability_last`` and
+            ``consistency_inner``; 1 for what is left out. Where all but the first are 0, training is plain, and
+            the test measures attention all the same.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
+        order: 1: the losses act through the features; 2: through the gradients as well.
+        theta: the share of inner attention inside the mask that consistency asks for.
+        sigma: threshold of masks, as a fraction of a map's maximum.
+        omega: sharpness of masks.
+        mask: whose mask consistency uses.
+        mask_gradient: let gradients through masks.
+        normalise: divide maps by their own maxima before they are compared.
+        hinge: no reward for a consistency better than ``theta``.
+        batch_norm: whether samples of a batch see each other in the maps' gradients, or ``frozen`` statistics.
+        pairs: with several labels: ``every`` true class against the best other one, or ``one`` pair.
+        positives: with ``every``: most true classes of an image in a step.
+        warmup: epochs without the attention losses.
+    """
+
+    inner: str | None = "layer3"
+    last: str = "layer4"
+    weight_dict: dict[str, float] = field(default_factory=dict)
+    kind: Literal["channel", "gradcam"] = "channel"
+    order: int = 1
+    theta: float = 0.8
+    sigma: float = 0.55
+    omega: float = 100.0
+    mask: Literal["last", "inner"] = "last"
+    mask_gradient: bool = False
+    normalise: bool = False
+    hinge: bool = False
+    batch_norm: Literal["coupled", "frozen"] = "coupled"
+    pairs: Literal["every", "one"] = "every"
+    positives: int = 3
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        _check_least(self, "loss.sharpen", order=1, positives=1, warmup=0)
+        known = ("classification", "separability_inner", "separability_last", "consistency_inner")
+        _check_names(self.weight_dict, known, "loss.sharpen.weight_dict")
+        for name, weight in self.weight_dict.items():
+            self.weight_dict[name] = convert(float, weight, f"loss.sharpen.weight_dict.{name}")
+
+
+@dataclass
 class Loss:
     """What is minimised.
 
@@ -132,11 +182,13 @@ class Loss:
         floor: added to the probability of the right answer before the logarithm (1e-5 in the authors' code); not
             together with ``label_smoothing``.
         relation: how attention between words is supervised; the paper's way if null.
+        sharpen: how class attention is supervised; not at all if null.
     """
 
     label_smoothing: float = 0.0
     floor: float = 0.0
     relation: Relation | None = None
+    sharpen: Sharpening | None = None
 
     def __post_init__(self) -> None:
         _check_least(self, "loss", label_smoothing=0, floor=0)
@@ -154,6 +206,7 @@ class Published:
     accuracy: float | None = None
     true_positive_strength: float | None = None
     weighted_average_precision: float | None = None
+    mean_average_precision: float | None = None
     top5_accuracy: float | None = None
 
 

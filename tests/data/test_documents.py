@@ -54,7 +54,7 @@ def some(*texts):
 def test_encoding_by_hand(tmp_path):
     splits = {"train": some("b a a! c", "a b"), "test": some("a zz! A B", "")}
     encode(splits, Form(3, 2, "none"), tmp_path, vocabulary=10, min_count=2)
-    # The third word of the first sentence is cut off and does not count, c is too rare, zz is not of the training texts.
+    # The third word of the first sentence is cut off and does not count, c is too rare, zz is not of training.
     assert read_vocabulary(tmp_path) == [*SPECIAL, "b", "a"]
     train, test = read_split(tmp_path, "train"), read_split(tmp_path, "test")
     assert train["words"].tolist() == [[[2, 3], [1, 0], [0, 0]], [[3, 2], [0, 0], [0, 0]]]

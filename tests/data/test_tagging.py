@@ -115,6 +115,23 @@ def test_scores(tmp_path):
     assert accuracy(lambda words: [Tag.DET] * len(words), [sentence])["five"] == pytest.approx(1 / 6)
 
 
+def test_the_benchmark_runs(tmp_path, monkeypatch, capsys):
+    import runpy
+    from pathlib import Path
+
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "tagger.py"
+    file = tmp_path / "some.conllu"
+    file.write_text(CONLLU, encoding="utf-8")
+    mine = types.ModuleType("all_nouns")
+    mine.tag = lambda words: ["NOUN"] * len(words)
+    monkeypatch.setitem(sys.modules, "all_nouns", mine)
+    monkeypatch.setattr(sys, "argv", [str(script), "--tagger", "all_nouns:tag", "--file", str(file)])
+    runpy.run_path(str(script), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "6 tokens" in out
+    assert "five             0.1667" in out
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [(None, "cannot be read"), ("1\tx\n", "2 fields instead of 10"), ("# nothing\n", "no tagged sentence")],

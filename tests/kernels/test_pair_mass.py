@@ -131,3 +131,20 @@ def test_memory_grows_with_the_entities_and_not_with_their_pairs():
         sums = module._forward(*given, "different", 0.5)
         module._backward(*sums, *sums, *given, "different", 0.5)
         assert max(sizes) == module.ELEMENTS
+
+
+def test_the_benchmark_runs(tmp_path, monkeypatch, capsys):
+    import csv
+    import runpy
+    import sys
+    from pathlib import Path
+
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "center_mass.py"
+    out = tmp_path / "out.csv"
+    options = ["--entities", "24", "40", "--plain-up-to", "30", "--width", "8", "--device", "cpu", "--seconds", "0"]
+    monkeypatch.setattr(sys, "argv", [str(script), *options, "--csv", str(out)])
+    runpy.run_path(str(script), run_name="__main__")
+    with open(out, newline="") as file:
+        rows = [(row["form"], int(row["entities"])) for row in csv.DictReader(file)]
+    assert rows == [("plain", 24), ("light", 24), ("attention", 24), ("light", 40), ("attention", 40)]
+    assert "differs from plain by" in capsys.readouterr().out

@@ -1,6 +1,6 @@
 """Real datasets in their official formats, and embedded ones that need no download."""
 
-from foveal.data import attributes, classification, reference, texts
+from foveal.data import attributes, classification, confusion, reference, texts
 from foveal.data.registry import Entry, Source, data_root, dataset, datasets, register_data
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "Source",
     "attributes",
     "classification",
+    "confusion",
     "data_root",
     "dataset",
     "datasets",

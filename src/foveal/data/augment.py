@@ -5,6 +5,7 @@ worker processes or GPUs, nor on whether a run was resumed.
 
 ``large``, for photographs: a random part of 8–100% of the area, resized (Szegedy et al., https://arxiv.org/abs/1409.4842)
 and a random horizontal flip; evaluation sees the middle of the image after its short side became 256/224 of the size.
+``crop``, for photographs whose thing fills them: a random part of that same resized image, and a flip.
 ``small``, for tiny images: padded by an eighth of the side (4 pixels of 32), cropped at random and flipped (Lee et al.,
 https://arxiv.org/abs/1409.5185); evaluation sees the whole of a square image. ``none``: training sees what evaluation
 sees, by the rule of ``large`` for image files.
@@ -33,6 +34,8 @@ def view(size: int, augment: str, flip: bool, training: bool) -> Callable[[Image
     steps: list[Any] = [v2.Resize(short), v2.CenterCrop(size)]
     if training and augment == "large":
         steps = [v2.RandomResizedCrop(size)]
+    elif training and augment == "crop":
+        steps = [v2.Resize(short), v2.RandomCrop(size)]
     elif training and augment == "small":
         steps.append(v2.RandomCrop(size, padding=size // 8))
     if training and augment != "none" and flip:

@@ -21,7 +21,7 @@ from foveal.data.augment import crop_and_flip, resized, seeded, shifts, view
 from foveal.data.batches import EpochBatches, epoch_seed, read_batches
 from foveal.data.cache import cached
 from foveal.data.pictures import read_image
-from foveal.data.samples import Found, Samples, complete
+from foveal.data.samples import Found, Samples, complete, some_of_each
 from foveal.errors import DataError, UserError, unknown
 
 HELD = 4 * 2**30  # bytes
@@ -34,24 +34,27 @@ class ImageOptions:
     Attributes:
         folder: folder with the files, below the data folder or absolute.
         size: side of the images that the model sees.
-        augment: ``large``, ``small`` or ``none`` (see :mod:`foveal.data.augment`).
-        flip: whether ``large`` and ``small`` also mirror images.
+        augment: ``large``, ``crop``, ``small`` or ``none`` (see :mod:`foveal.data.augment`).
+        flip: whether the first three also mirror images.
         val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
             choose by the test images, as some papers do.
         test_fraction: part of the images to test on, where the dataset has no official splits at all.
+        per_class: so many training and test images of each class, where the dataset has no official splits; instead of
+            ``test_fraction``, and then the test images choose the epoch.
         seed: which division into splits; independent of the training seed, so that all runs see the same test set.
         workers: processes that read images, in each training process; 0 to read in the training process itself.
-        hold: decode all image files once, keep them in the cache, and train from memory; null: if ``augment`` is not
-            ``large`` and they take less than 4 GB.
+        hold: decode all image files once, keep them in the cache, and train from memory; null: if ``augment`` is
+            ``small`` or ``none`` and they take less than 4 GB.
         mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
     """
 
     folder: str | None = None
     size: int | None = None
-    augment: Literal["none", "small", "large"] | None = None
+    augment: Literal["none", "small", "crop", "large"] | None = None
     flip: bool | None = None
     val_fraction: float | None = None
     test_fraction: float = 0.2
+    per_class: tuple[int, int] | None = None
     seed: int = 0
     workers: int = 2
     hold: bool | None = None
@@ -78,7 +81,7 @@ class Format:
     folders: tuple[str, ...] = ()
     how: str = ""
     size: int = 224
-    augment: Literal["none", "small", "large"] = "large"
+    augment: Literal["none", "small", "crop", "large"] = "large"
     flip: bool = True
     val_fraction: float = 0.1
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
@@ -145,15 +148,26 @@ class ImageData:
         self.answers, self.official = found.answers, tuple(found.splits)
         files = [split for split, samples in found.splits.items() if not isinstance(samples.images, Tensor)]
         self.held = not files or self._hold(sum(len(found.splits[split]) for split in files))
-        if self.held and self.augment == "large":
-            raise UserError(f"data.augment=large needs image files; {self.name} is held in memory: use small or none")
+        if self.held and self.augment in ("large", "crop"):
+            raise UserError(
+                f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
+            )
         decoded = {split: self._decoded(split, found.splits[split]) for split in files if self.held}
-        self.splits = complete(found.splits | decoded, self.val_fraction, options.test_fraction, options.seed)
+        self.splits = self._divided(found.splits | decoded)
         self.multilabel = self.splits["train"].labels.ndim == 2
         self._on: dict[tuple[str, str], Samples] = {}
 
+    def _divided(self, splits: dict[str, Samples]) -> dict[str, Samples]:
+        o = self.options
+        if o.per_class is None:
+            return complete(splits, self.val_fraction, o.test_fraction, o.seed)
+        if set(splits) != {"train"}:
+            raise UserError(f"data.per_class is for datasets without official splits; {self.name} has {sorted(splits)}")
+        train, test = some_of_each(splits["train"], o.per_class, o.seed)
+        return {"train": train, "val": test, "test": test}
+
     def _hold(self, files: int) -> bool:
-        small = self.augment != "large" and 3 * self.size**2 * files < HELD
+        small = self.augment not in ("large", "crop") and 3 * self.size**2 * files < HELD
         return _or(self.options.hold, small)
 
     def _decoded(self, split: str, samples: Samples) -> Samples:

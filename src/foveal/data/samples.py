@@ -66,15 +66,32 @@ def part_of(samples: Samples, fraction: float, seed: int, stream: int = 0) -> Te
     Returns:
         bool (N,), a function of the labels, ``seed`` and ``stream`` alone.
     """
+    label, place = _shuffled(samples, seed, stream)
+    return place < (label.bincount() * fraction).round()[label]
+
+
+def _shuffled(samples: Samples, seed: int, stream: int) -> tuple[Tensor, Tensor]:
+    """Class of every sample, 0 for all where an image has several, and its place in a random order of that class."""
     count = len(samples)
     label = samples.labels if samples.labels.ndim == 1 else torch.zeros(count, dtype=torch.int64)
     order = uniform(seed, stream, torch.arange(count)).argsort(stable=True)
     order = order[label[order].argsort(stable=True)]  # class by class, shuffled within each
     sizes = label.bincount()
-    place = torch.arange(count) - (sizes.cumsum(0) - sizes)[label[order]]
-    chosen = torch.zeros(count, dtype=torch.bool)
-    chosen[order] = place < (sizes * fraction).round()[label[order]]
-    return chosen
+    place = torch.empty(count, dtype=torch.int64)
+    place[order] = torch.arange(count) - (sizes.cumsum(0) - sizes)[label[order]]
+    return label, place
+
+
+def some_of_each(samples: Samples, counts: tuple[int, int], seed: int) -> tuple[Samples, Samples]:
+    """So many training and test samples of each class, drawn at random and disjoint."""
+    train, test = counts
+    if min(counts) < 1 or samples.labels.ndim != 1:
+        raise UserError(f"data.per_class={list(counts)}: expected two numbers of at least 1, and one class an image")
+    label, place = _shuffled(samples, seed, SPLITS.index("test"))
+    fewest = int(label.bincount().min())
+    if fewest < train + test:
+        raise UserError(f"data.per_class={list(counts)}: a class has {fewest} images only")
+    return samples.take((place >= test) & (place < test + train)), samples.take(place < test)
 
 
 def complete(splits: dict[str, Samples], val_fraction: float, test_fraction: float, seed: int) -> dict[str, Samples]:

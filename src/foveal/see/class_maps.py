@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from foveal.attention.cam import Kind, cam
@@ -42,6 +44,10 @@ class TopClasses:
 
     def __len__(self) -> int:
         return len(self.classes)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names under which a run keeps them."""
+        return {f"top.{name}": value for name, value in vars(self).items()}
 
 
 def top_classes(
@@ -81,6 +87,17 @@ def top_classes(
             module.training = training
     found = (classes, probability.gather(1, classes), maps, order.argsort(1))
     return TopClasses(*(each.cpu() for each in found))
+
+
+def read_top_classes(path: Path) -> TopClasses | None:
+    """What a run kept beside its samples in ``samples.safetensors``; None if it kept none."""
+    try:
+        with safe_open(path, "pt") as file:
+            if not all(f"top.{name}" in file.keys() for name in TopClasses.__dataclass_fields__):  # noqa: SIM118
+                return None
+            return TopClasses(**{name: file.get_tensor(f"top.{name}") for name in TopClasses.__dataclass_fields__})
+    except (OSError, SafetensorError):
+        return None
 
 
 def class_maps(

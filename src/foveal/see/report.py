@@ -12,10 +12,13 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+import torch
+
 import foveal
 from foveal.errors import RunError
 from foveal.see import curves
-from foveal.see.cards import gates_html
+from foveal.see.cards import data_uri, gates_html
+from foveal.see.class_maps import TopClasses, class_maps, read_top_classes
 from foveal.see.documents import DocumentSamples, documents_html
 from foveal.see.question import task
 from foveal.see.runs import Group, Run, grouped, read_runs
@@ -108,7 +111,8 @@ def _section(i: int, dataset: str, embedded: bool, groups: list[Group], colours:
     badge = '<span class="badge">embedded stand-in</span>' if embedded else ""
     return (
         f'<section id="data-{i}"><h2>{escape(dataset)}{badge}</h2>{_headline(groups)}{_about(groups, embedded)}'
-        f"{table(groups, colours)}{_key(groups)}{_pictures(groups, colours)}{_texts(groups, colours)}"
+        f"{table(groups, colours)}{_key(groups)}{_pictures(groups, colours)}{_classes(groups)}"
+        f"{_texts(groups, colours)}"
         f"{_charts(groups, colours)}</section>"
     )
 
@@ -184,6 +188,28 @@ def _pictures(groups: list[Group], colours: Mapping[str, int]) -> str:
     cards = gates_html(models, limit=SHOWN, colours=colours)
     who = "they" if len(models) > 1 else "it"
     return f'<h3>What {who} saw</h3><p class="how">{" ".join(filter(None, how))}</p>{cards}'
+
+
+def _classes(groups: list[Group]) -> str:
+    """The maps of the classes that each model thinks of first, for runs that kept them of the same images."""
+    kept: dict[str, tuple[Samples, TopClasses]] = {}
+    for group in groups:
+        run = next((run for run in group.runs if run.samples is not None), None)
+        top = None if run is None else read_top_classes(run.folder / "samples.safetensors")
+        if run is not None and run.samples is not None and top is not None:
+            kept[group.name] = (run.samples, top)
+    if not kept:
+        return ""
+    first = next(iter(kept.values()))[0]
+    same = {title: top for title, (samples, top) in kept.items() if torch.equal(samples.image, first.image)}
+    how = (
+        "For every class that a model thinks of first, from left to right, where it looks for it; the true class is "
+        "framed. The less the maps of two classes overlap, the less they are confused."
+    )
+    picture = class_maps(same, first.image, first.label, names=first.answers, limit=SHOWN)
+    alt = "class attention maps, a row a model"
+    shown = f'<img src="{data_uri(picture, 2000)}" alt="{alt}" style="width:100%;max-width:{picture.width}px">'
+    return f'<h3>Where it looks for each class</h3><p class="how">{how}</p>{shown}'
 
 
 def _texts(groups: list[Group], colours: Mapping[str, int]) -> str:

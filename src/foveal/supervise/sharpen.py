@@ -10,6 +10,7 @@ cost is twice the input-gradient of the last stage. Images with several true cla
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -125,6 +126,13 @@ class Sharpen:
             own = self.source == "inner" and not self.weights.get("separability_last")
             return names[:1] if own and not self.weights.get("separability_inner") else names
         return names[-1:]
+
+    def on(self, model: nn.Module) -> Sharpen:
+        """The same for another form of the model, such as a compiled one."""
+        made = copy.copy(self)
+        made.model, made.maps = model, {}
+        made._taps = Taps(model, list(self._taps.layers), self._taps.reshape)
+        return made
 
     @property
     def active(self) -> bool:

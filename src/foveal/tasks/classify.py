@@ -22,6 +22,8 @@ from foveal.errors import UserError
 from foveal.models.registry import any_model
 from foveal.models.weights import start_from
 from foveal.recipe import Recipe
+from foveal.see.class_maps import top_classes
+from foveal.tasks.criterion import ClassAttention, Criterion
 from foveal.tasks.task import Task, answer_loss, find_checkpoint, pixels
 
 SHOWN = 9  # gates in a picture
@@ -146,6 +148,10 @@ class Classify(Task):
         self.view = {"size": source.size, "augment": source.augment, "mean": source.mean, "std": source.std}
         for name in ("mean", "std"):  # buffers, so that they lie on the device before the first step
             self.register_buffer(name, torch.tensor(self.view[name]), persistent=False)
+        sharpen = recipe.loss.sharpen
+        self.criterion = None if sharpen is None else Criterion(self.model, sharpen)
+        self.class_attention = None if sharpen is None else ClassAttention(sharpen)
+        self.each_class = measure.AveragePrecision() if source.multilabel else None
         self.top5 = None
         if classes > 5 and not source.multilabel:
             self.top5 = MulticlassAccuracy(classes, top_k=5, average="micro")
@@ -163,9 +169,30 @@ class Classify(Task):
         """What the model says of a batch, (N, classes)."""
         return self.model(normalised(batch["image"], self.mean, self.std))
 
+    def on_fit_start(self) -> None:
+        """Compile if asked to; with losses on attention the model alone, for they take gradients within the step."""
+        if self.criterion is None:
+            super().on_fit_start()
+        elif self.recipe.train.compile:
+            self.criterion.compile()
+
     def loss(self, batch: dict[str, Tensor], logits: Tensor | None = None) -> Tensor:
-        """Loss of one batch, from ``logits`` if the model has been asked already."""
-        logits = self.logits(batch) if logits is None else logits
+        """Loss of one batch; from ``logits``, without losses on attention, if the model has been asked already."""
+        if logits is None and self.criterion is not None:
+            return self._attended_loss(batch, self.criterion)
+        return self._answer_loss(batch, self.logits(batch) if logits is None else logits)
+
+    def _attended_loss(self, batch: dict[str, Tensor], criterion: Criterion) -> Tensor:
+        assert self.recipe.loss.sharpen is not None
+        x = normalised(batch["image"], self.mean, self.std)
+        attend = self.current_epoch >= self.recipe.loss.sharpen.warmup
+        losses = criterion(x, lambda y: self._answer_loss(batch, y), batch["label"], batch.get("valid"), attend)
+        if self._trainer is not None:
+            named = {f"train/{name}": loss.detach() for name, loss in losses.items()}
+            self.log_dict(named, on_step=False, on_epoch=True, batch_size=len(x))
+        return criterion.total(losses)
+
+    def _answer_loss(self, batch: dict[str, Tensor], logits: Any) -> Tensor:
         if not isinstance(logits, Tensor):
             raise UserError(
                 f"model {self.recipe.model['name']} has several outputs in training; try model.aux_logits=false"
@@ -185,13 +212,35 @@ class Classify(Task):
         self.test_score.update(logits, batch["label"], **valid(batch))
         if self.top5 is not None:
             self.top5.update(logits, batch["label"])
+        if self.each_class is not None:
+            self.each_class.update(logits, batch["label"], **valid(batch))
+        if self.class_attention is not None:
+            x = normalised(batch["image"], self.mean, self.std)
+            self.class_attention.update(self.model, x, logits, batch["label"], batch.get("valid"))
         if batch_idx == 0:
             height, width = batch["image"].shape[-2:]
             self.keep(batch, logits, *maps(seen, (height, width)))
+            self._keep_top_classes()
+
+    def _keep_top_classes(self) -> None:
+        """Beside the samples: the classes the model thinks of first, and where it looks for them."""
+        if (sharpen := self.recipe.loss.sharpen) is not None:
+            x = normalised(self.samples["image"].to(self.device), self.mean, self.std)
+            how: dict[str, Any] = {"kind": sharpen.kind, "multilabel": self.source.multilabel}
+            self.samples |= top_classes(self.model, x, sharpen.last, **how).tensors()
 
     def results(self) -> dict[str, Any]:
-        """Top-1 and top-5 accuracy, or mean average precision."""
+        """Top-1 and top-5 accuracy, or average precision; and measures of class attention."""
         found = {self.score.removeprefix("val/"): float(self.test_score.compute())}
+        more: dict[str, Any] = {}
         if self.top5 is not None:
             found["top5_accuracy"] = float(self.top5.compute())
-        return {"metrics": found}
+        if self.each_class is not None:
+            each = self.each_class.compute().tolist()
+            named = zip(self.source.answers, each, strict=True)
+            more["average_precision"] = {name: None if math.isnan(value) else value for name, value in named}
+        if self.class_attention is not None:
+            attention = self.class_attention.results()
+            found |= attention.pop("metrics")
+            more |= attention
+        return {"metrics": found, **more}

@@ -20,7 +20,7 @@ from foveal.data.pictures import read_image
 from foveal.errors import UserError, unknown
 from foveal.models.document import DocumentNet
 from foveal.recipe import Recipe
-from foveal.see import Samples, gates
+from foveal.see import Samples, class_maps, gates, top_classes
 from foveal.see.documents import document
 from foveal.tasks.classify import looking, maps, normalised
 from foveal.tasks.document import read_text
@@ -66,7 +66,18 @@ def predict(run: str | Path, image: str | Path, query: str | None = None) -> Pre
     assert samples.probability is not None
     order = samples.probability[0].argsort(descending=True).tolist()
     named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
+    if recipe.task == "classify" and recipe.loss.sharpen is not None and samples.map is None:
+        return Prediction(named, _class_maps(model, about, recipe, samples))
     return Prediction(named, None if samples.map is None else gates({recipe.title: samples}, size=180))
+
+
+def _class_maps(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, samples: Samples) -> Image.Image:
+    """Where the model looks for each of the classes it thinks of first."""
+    sharpen, seen_as = recipe.loss.sharpen, about["view"]
+    assert sharpen is not None
+    x = normalised(samples.image, torch.tensor(seen_as["mean"]), torch.tensor(seen_as["std"]))
+    top = top_classes(model, x, sharpen.last, kind=sharpen.kind, multilabel=about["multilabel"])
+    return class_maps({recipe.title: top}, samples.image, names=about["answers"], size=180)
 
 
 def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str) -> Prediction:

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foveal.data import dataset
+from foveal.data.confusion import COUNTS, SHAPES, SIDE, confusion, generate, read_confusion, shapes
+from foveal.data.images import ImageOptions
+
+
+def test_the_first_images_are_the_same_however_many_there_are() -> None:
+    few, many = generate("train", 7), generate("train", 30)
+    for name, value in vars(few).items():
+        assert torch.equal(value, getattr(many, name)[:7])
+    assert not torch.equal(few.image, generate("test", 7).image)
+    assert not torch.equal(few.image, generate("train", 7, seed=1).image)
+
+
+def test_both_objects_are_there_apart_and_brighter_than_the_ground() -> None:
+    made = generate("test", 60)
+    assert made.image.shape == (60, 3, SIDE, SIDE)
+    assert made.image.dtype == torch.uint8
+    assert not (made.digit_mask & made.shape_mask).any()
+    level = made.image.float().mean(1)
+    for mask in (made.digit_mask, made.shape_mask):
+        assert (mask.sum((1, 2)) > 20).all()
+        on = (level * mask).sum((1, 2)) / mask.sum((1, 2))
+        ground = ~(made.digit_mask | made.shape_mask)
+        off = (level * ground).sum((1, 2)) / ground.sum((1, 2))
+        assert (on > off).all()
+
+
+def test_shapes_fit_the_pair_in_training_only() -> None:
+    train, test = confusion("train"), confusion("test")
+    fits = {name: (made.shape == made.label // 2).float().mean() for name, made in (("train", train), ("test", test))}
+    chance = 1 / len(SHAPES)
+    assert fits["train"] == pytest.approx(0.9 + 0.1 * chance, abs=0.02)
+    assert fits["test"] == pytest.approx(chance, abs=0.04)
+    for made in (train, test):
+        assert made.label.bincount().tolist() == [len(made.label) // 10] * 10
+
+
+def test_no_two_shapes_are_alike() -> None:
+    drawn = (shapes() > 0).float()
+    assert len(drawn) == len(SHAPES)
+    for i in range(len(drawn)):
+        for j in range(i):
+            shared = (drawn[i] * drawn[j]).sum() / torch.maximum(drawn[i], drawn[j]).sum()
+            assert shared < 0.75
+
+
+def test_it_is_a_dataset_like_the_others(tmp_path) -> None:
+    entry = dataset("confusion")
+    assert entry.missing(None) == []
+    source = entry.build(ImageOptions(workers=0), None)
+    assert source.embedded
+    assert "misleading" in entry.summary
+    assert "confusion" in source.describe()
+    batch = next(iter(source.loader("test", 8, device=torch.device("cpu"))))
+    assert batch["image"].shape == (8, 3, SIDE, SIDE)
+    found = read_confusion(tmp_path)
+    assert {split: len(samples) for split, samples in found.splits.items()} == COUNTS
+    assert torch.equal(batch["label"], found.splits["test"].labels[batch["index"]])
