@@ -60,6 +60,32 @@ _TOP = ("accuracy", "top5_accuracy")
 _FAN = (("accuracy", "center_mass"), ("Hatt", "FAN-hatt-unsup", "FAN-hatt-sup"))
 _TARGETS = ("different word", "same category", "different category", "semantic")
 _LOSSES = ("row", "mat (r = 0)", "r = 1", "mat-focal (r = 2)", "r = 3", "r = 4", "L2", "smooth L1")
+
+_MAP = ("mean_average_precision",)
+_SHARPENED = (
+    "L_AS of the last layer",
+    "L_AS of both layers",
+    "L_AC",
+    "both, second order",
+    "L_AS of the last layer, second order",
+    "Grad-CAM, second order",
+    "Grad-CAM, L_AS of the last layer, second order",
+    "mask of the inner layer",
+    "gradients through the mask",
+    "maps divided by their maxima",
+    "no reward beyond θ",
+    "frozen batch norm",
+    "one pair an image",
+    "after five epochs",
+    "weights of 0.3",
+    "layers a stage earlier",
+)
+
+
+def _rows(*networks: str) -> tuple[str, ...]:
+    return tuple(f"{network}{more}" for network in networks for more in ("", " + ICASC Grad-CAM", " + ICASC A_ch"))
+
+
 TABLES = {  # the tables that are expected, whatever the file holds
     "hattnet": {
         "hattnet/table1": Expected("the authors' data sizes, optimiser and schedule", *_HATTNET),
@@ -68,6 +94,20 @@ TABLES = {  # the tables that are expected, whatever the file holds
     "aw": {
         "aw/cifar10": Expected("one small network and schedule, every mechanism", _TOP[:1], _SMALL, ("CIFAR-10",)),
         "aw/table1": Expected("the paper's table", _TOP, _RESNETS + _MOBILENETS, ("ImageNet",)),
+    },
+    "icasc": {
+        "icasc/voc2012": Expected("the supplement's settings", _MAP, _rows("ResNet-18"), ("VOC 2012",)),
+        "icasc/voc2012-lite": Expected("a small pretrained network", _MAP, _rows("Lite0"), ("VOC 2012",)),
+        "icasc/ablation": Expected("VOC 2012, the small network, A_ch unless said", _MAP, _SHARPENED, ("VOC 2012",)),
+        "icasc/cub100-lite": Expected("a small pretrained network", _TOP[:1], _rows("Lite0"), ("CUB-100",)),
+        "icasc/cifar100": Expected("the supplement's settings", _TOP[:1], _rows("ResNet-110"), ("CIFAR-100",)),
+        "icasc/caltech256": Expected(
+            "the supplement's settings", _TOP[:1], _rows("ResNet-18", "VGG-19"), ("Caltech-256",)
+        ),
+        "icasc/imagenet": Expected("the supplement's settings", _TOP[:1], _rows("ResNet-18"), ("ImageNet",)),
+        "icasc/cub200": Expected(
+            "the supplement's settings", _TOP[:1], _rows("ResNet-50", "ResNet-101"), ("CUB-200-2011",)
+        ),
     },
     "fan-documents": {
         "fan/table6": Expected("the paper's optimiser and schedule", *_FAN, ("20 News",)),
@@ -81,7 +121,11 @@ TABLES = {  # the tables that are expected, whatever the file holds
 METRICS = {
     "accuracy": "Accuracy",
     "top5_accuracy": "Top-5 accuracy",
+    "mean_average_precision": "Mean average precision",
     "center_mass": "Center-mass on the test documents",
+    "overlap_inner": "Overlap of the true and the confusing class's maps, inner layer",
+    "overlap_last": "Overlap of the true and the confusing class's maps, last layer",
+    "inner_in_last": "Share of inner attention where the last layer attends",
     "true_positive_strength": "True-positive strength, product of all gates",
     "true_positive_strength_last": "True-positive strength, last gate alone",
     "true_positive_strength_resized": "True-positive strength, product of gates stretched over the image",

@@ -55,14 +55,22 @@ def class_attention(features: Tensor, gradient: Tensor, kind: Kind = "channel") 
     >>> class_attention(features, gradient, "gradcam"), class_attention(features, gradient, "channel")
     (tensor([[[1., 2.]]]), tensor([[[1.5000, 3.0000]]]))
     """
+    return _map(features, _weights(gradient, kind))
+
+
+def _weights(gradient: Tensor, kind: Kind) -> Tensor:
+    """The channels' weights α (..., N, C) in float32 or wider; zero for a sample whose gradient is not finite."""
     if kind not in KINDS:
         raise unknown("kind", str(kind), KINDS)
-    wide = torch.promote_types(features.dtype, torch.float32)
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    weights = (gradient.relu() if kind == "channel" else gradient).mean((-2, -1), dtype=wide)
+    return torch.where(weights.isfinite().all(-1, keepdim=True), weights, 0)
+
+
+def _map(features: Tensor, weights: Tensor) -> Tensor:
+    """ReLU of the channels (N, C, H, W) weighted by (..., N, C)."""
     with torch.autocast(features.device.type, enabled=False):
-        gradient = gradient.to(wide)
-        weights = (gradient.relu() if kind == "channel" else gradient).mean((-2, -1))
-        weights = torch.where(weights.isfinite().all(-1, keepdim=True), weights, 0)
-        return torch.einsum("...nc,nchw->...nhw", weights, features.to(wide)).relu()
+        return torch.einsum("...nc,nchw->...nhw", weights, features.to(weights.dtype)).relu()
 
 
 @overload
@@ -135,11 +143,16 @@ def cam(
     return maps[at] if isinstance(at, str) else maps
 
 
+def check_order(order: int) -> None:
+    """Raise unless ``order`` is 1 or 2."""
+    if order not in (1, 2):
+        raise UserError(f"order={order}: expected 1 (through the features) or 2 (through the gradient as well)")
+
+
 @contextmanager
 def twice_differentiable(order: int) -> Iterator[None]:
     """For order 2, run ``scaled_dot_product_attention`` in the one form whose backward can be differentiated."""
-    if order not in (1, 2):
-        raise UserError(f"order={order}: expected 1 (through the features) or 2 (through the gradient as well)")
+    check_order(order)
     with ExitStack() as stack:
         if order == 2:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -166,10 +179,11 @@ def class_maps(
     gradients = class_gradients(taps, tapped, classes, order, batch_norm)
     maps = {}
     for name, each in tapped.items():
-        one_way = [grids[name](gradient) for gradient in gradients[name]]
+        found = [grids[name](gradient) for gradient in gradients[name]]
         if each.values.ndim == 3:
-            _check_tokens(name, one_way)
-        maps[name] = class_attention(grids[name](each.values), torch.stack(one_way), kind).movedim(0, 1)
+            _check_tokens(name, found)
+        weights = torch.stack([_weights(gradient, kind) for gradient in found])
+        maps[name] = _map(grids[name](each.values), weights).movedim(0, 1)
     return maps
 
 

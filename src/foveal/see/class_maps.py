@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from foveal.attention.cam import Kind, cam
 from foveal.attention.taps import Grid
 from foveal.errors import UserError
-from foveal.measure.attention_overlap import attention_overlap
 from foveal.see._type import INK, MUTED, PAPER, RULE, font, shortened
 from foveal.see.overlay import overlay, plain
 
@@ -198,6 +197,8 @@ class _Panel:
 
     def remark(self, look: TopClasses, n: int, true: list[int]) -> str:
         """Overlap of the best-scoring true class with the best-scoring other one; or the rank of one not shown."""
+        from foveal.measure.attention_overlap import attention_overlap  # brings torchmetrics, and that matplotlib
+
         if not true:
             return ""
         shown = look.classes[n].tolist()

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.cam import KINDS, BatchNorm, Kind, class_maps, twice_differentiable
+from foveal.attention.cam import KINDS, BatchNorm, Kind, check_order, class_maps, twice_differentiable
 from foveal.attention.taps import Grid, Taps
 from foveal.errors import UserError, unknown
 from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
@@ -116,16 +116,15 @@ class Sharpen:
         self.normalise, self.pairs, self.positives, self.warmup = normalise, pairs, positives, warmup
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
-        self._taps = Taps(model, self._layers(names), reshape)
-        with twice_differentiable(order):
-            pass
+        check_order(order)
+        self._taps = Taps(model, self._layers(), reshape)
 
-    def _layers(self, names: list[str]) -> list[str]:
+    def _layers(self) -> list[str]:
         """Those that some term needs; the fewer, the shorter the backward pass."""
-        if any(self.weights.get(term) for term in TERMS if term.endswith("inner")):
-            own = self.source == "inner" and not self.weights.get("separability_last")
-            return names[:1] if own and not self.weights.get("separability_inner") else names
-        return names[-1:]
+        wanted = {name for name, weight in self.weights.items() if weight}
+        inner = wanted & {"separability_inner", "consistency_inner"}
+        last = "separability_last" in wanted or ("consistency_inner" in wanted and self.source == "last") or not inner
+        return [self.inner] * bool(inner) + [self.last] * last
 
     def on(self, model: nn.Module) -> Sharpen:
         """The same for another form of the model, such as a compiled one."""
