@@ -417,7 +417,7 @@ def test_wrong_options(root, options, message):
 
 
 def test_wrong_recipes():
-    with pytest.raises(UserError, match=r"data\.augment: expected one of none, small, large"):
+    with pytest.raises(UserError, match=r"data\.augment: expected one of none, small, crop, large"):
         parse(ImageOptions, {"augment": "huge"}, "data")
     with pytest.raises(UserError, match=r"data\.augment=large needs image files; digits is held in memory"):
         build("digits", augment="large")

@@ -77,6 +77,7 @@ def test_the_result_names_the_metric(runs):
         "weighted_average_precision",
         "true_positive_strength",
         "true_positive_strength_last",
+        "true_positive_strength_resized",
         "target_area",
     }
     assert 0 < result["metrics"]["weighted_average_precision"] <= 1
