@@ -393,6 +393,20 @@ def test_autocast_and_compile() -> None:
     assert found["autocast"][1].isfinite().all()
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("order", [1, 2])
+def test_cuda_computes_what_the_cpu_does(order: int) -> None:
+    (x, y), found = batch(), []
+    for device in ("cpu", "cuda"):
+        model = net().to(device)
+        sharpen = Sharpen(model, LAYERS, order=order)
+        losses = sharpen(x.to(device), y.to(device))[1]
+        sharpen.total(losses).backward()
+        found.append([*losses.values(), model.inner[0].weight.grad])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-2, atol=1e-4)
+
+
 def test_steps_leak_nothing() -> None:
     model, (x, y) = net(), batch()
     sharpens = [Sharpen(model, LAYERS, order=order) for order in (1, 2)]

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from foveal.attention.taps import Grid, Tapped, Taps, between, keep_buffers, once_only, runs_once
+from foveal.attention.graph import between, once_only, runs_once
+from foveal.attention.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
 
 Kind = Literal["channel", "gradcam"]

@@ -8,7 +8,6 @@ compiled already would not run, so the layer also changes its class meanwhile, w
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from foveal.errors import UserError, unknown
@@ -297,45 +295,3 @@ def _tokens(skip: int, h: int, w: int, swap: bool) -> Grid:
         return t[:, skip:].unflatten(1, (h, w)).movedim(-1, 1)
 
     return grid
-
-
-NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|deform_conv2d|DeformConv|NotImplemented|CudnnRnn|Checkpoint")
-
-
-def between(outputs: Tensor, ends: Sequence[torch.autograd.graph.Node]) -> list[torch.autograd.graph.Node]:
-    """Nodes of the graph on a way from ``outputs`` back to any of ``ends``, without the furthest of these."""
-    above: dict[Any, list[Any]] = {}
-    todo: list[Any] = [outputs.grad_fn]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        for below, _ in node.next_functions:
-            if below is not None:
-                above.setdefault(below, []).append(node)
-                if below not in seen:
-                    seen.add(below)
-                    todo.append(below)
-    found: set[Any] = set()
-    todo = list(ends)
-    while todo:
-        for node in above.get(todo.pop(), ()):
-            if node not in found:
-                found.add(node)
-                todo.append(node)
-    return list(found)
-
-
-def once_only(nodes: Sequence[torch.autograd.graph.Node]) -> str | None:
-    """Name of an operation among ``nodes`` that cannot be differentiated twice, if there is one."""
-    for node in nodes:
-        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
-        where = getattr(getattr(backward, "__code__", None), "co_filename", "")
-        if NO_DOUBLE.search(node.name()) or where == once_differentiable.__code__.co_filename:
-            return re.sub(r"^torch::autograd::|Backward\d*$", "", node.name())
-    return None
-
-
-def runs_once(nodes: Sequence[torch.autograd.graph.Node]) -> bool:
-    """Whether a compiled part among ``nodes`` gives its buffers away in its first backward."""
-    made = (getattr(getattr(node, "_forward_cls", None), "metadata", None) for node in nodes)
-    return any(getattr(each, "bw_donated_idxs", None) for each in made)
