@@ -195,6 +195,13 @@ class _Ranked(Metric):
         self.add_state("scores", [], dist_reduce_fx="cat")
         self.add_state("labels", [], dist_reduce_fx="cat")
 
+    def update(self, scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> None:
+        """Add samples: ``scores``, ``labels`` and, if some do not count, ``valid``, all (N, K)."""
+        _check(scores, labels)
+        kept_scores, kept_labels = _without(*_update(scores, labels), valid)
+        self.scores.append(kept_scores)
+        self.labels.append(kept_labels)
+
     def _each(self) -> tuple[Tensor, Tensor]:
         return _compute(dim_zero_cat(self.scores), dim_zero_cat(self.labels), self.interpolation)
 
@@ -216,13 +223,6 @@ class WeightedAveragePrecision(_Ranked):
     tensor(0.7778)
     """
 
-    def update(self, scores: Tensor, labels: Tensor) -> None:
-        """Add samples: ``scores`` (N, K) and ``labels`` (N, K), bool or 0 and 1."""
-        _check(scores, labels)
-        kept_scores, kept_labels = _update(scores, labels)
-        self.scores.append(kept_scores)
-        self.labels.append(kept_labels)
-
     def compute(self) -> Tensor:
         """Weighted mean average precision of all samples so far, a scalar."""
         return _weighted(*self._each())
@@ -242,13 +242,6 @@ class MeanAveragePrecision(_Ranked):
     tensor(0.7500)
     """
 
-    def update(self, scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> None:
-        """Add samples: ``scores``, ``labels`` and, if some do not count, ``valid``, all (N, K)."""
-        _check(scores, labels)
-        kept_scores, kept_labels = _without(*_update(scores, labels), valid)
-        self.scores.append(kept_scores)
-        self.labels.append(kept_labels)
-
     def compute(self) -> Tensor:
         """Mean average precision of all samples so far, a scalar."""
         return _mean(*self._each())
@@ -267,13 +260,6 @@ class AveragePrecision(_Ranked):
     >>> metric.compute()
     tensor([1.0000, 0.5000])
     """
-
-    def update(self, scores: Tensor, labels: Tensor, valid: Tensor | None = None) -> None:
-        """Add samples: ``scores``, ``labels`` and, if some do not count, ``valid``, all (N, K)."""
-        _check(scores, labels)
-        kept_scores, kept_labels = _without(*_update(scores, labels), valid)
-        self.scores.append(kept_scores)
-        self.labels.append(kept_labels)
 
     def compute(self) -> Tensor:
         """Average precision of each attribute (K,), nan for one without a positive."""
