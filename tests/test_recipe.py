@@ -9,7 +9,8 @@ from foveal.data import dataset
 from foveal.data.reference import ReferenceOptions
 from foveal.errors import UnknownNameError, UserError
 from foveal.models import create_model, registry
-from foveal.recipe import VERSION, Loss, Optim, Published, Recipe, Train, available, check_options, convert, load, parse
+from foveal.recipe import VERSION, Loss, Optim, Published, Recipe, Train, available, load
+from foveal.typed import check_options, convert, parse
 
 MINIMAL = "data: {name: mref}\nmodel: {name: soft}\n"
 

@@ -12,7 +12,7 @@ from foveal.data.augment import crop_and_flip, resized, seeded, shifts, view
 from foveal.data.images import ImageData, ImageOptions
 from foveal.data.samples import Samples, complete, part_of
 from foveal.errors import DataError, UnknownNameError, UserError
-from foveal.recipe import parse
+from foveal.typed import parse
 
 CPU = torch.device("cpu")
 

@@ -100,7 +100,8 @@ def fits(base: str, changes: list[str]) -> bool:
     from foveal.data import dataset
     from foveal.errors import UserError
     from foveal.models.registry import accepts
-    from foveal.recipe import load, parse
+    from foveal.recipe import load
+    from foveal.typed import parse
 
     try:
         recipe = load(base, changes)

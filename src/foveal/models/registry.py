@@ -12,7 +12,7 @@ import timm
 from torch import nn
 
 from foveal.errors import UserError, unknown
-from foveal.recipe import check_options
+from foveal.typed import check_options
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from foveal.data import Source, data_root, dataset
 from foveal.errors import InterruptedRunError, RunError, UserError
-from foveal.recipe import Recipe, parse
+from foveal.recipe import Recipe
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer, read_journal
 from foveal.tasks.classify import Classify
 from foveal.tasks.document import Document
@@ -35,6 +35,7 @@ from foveal.tasks.folder import (
 )
 from foveal.tasks.refer import Refer
 from foveal.tasks.task import Task
+from foveal.typed import parse
 
 TASKS: dict[str, type[Refer] | type[Classify] | type[Document]] = {
     "refer": Refer,

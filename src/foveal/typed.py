@@ -1,0 +1,100 @@
+"""Plain data, as YAML has it, into dataclasses and arguments; whatever does not fit is named by its key."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from foveal.errors import UserError, unknown
+
+
+def parse(kind: type, raw: Any, where: str) -> Any:
+    """Build the dataclass ``kind`` from plain data, naming the key of whatever does not fit.
+
+    >>> from foveal.recipe import Optim
+    >>> parse(Optim, {"lr": "fast"}, "optim")
+    Traceback (most recent call last):
+    ...
+    foveal.errors.UserError: optim.lr: expected a number, got 'fast'
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"{where or 'recipe'}: expected a section with keys, got {raw!r}")
+    hints = get_type_hints(kind)
+    check_names(raw, hints, where)
+    return kind(**{key: convert(hints[key], value, join(where, key)) for key, value in raw.items()})
+
+
+def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check ``options`` against the signature of the class or function they will be passed to."""
+    parameters = inspect.signature(target).parameters
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    known = {name: hints.get(name, Any) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    check_names(options, known, where)
+    return {key: convert(known[key], value, join(where, key)) for key, value in options.items()}
+
+
+def check_names(raw: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    for key in raw:
+        if key not in known:
+            error = unknown("key", str(key), known)
+            raise UserError(f"{where}: {error}" if where else f"recipe: {error}")
+
+
+def join(where: str, key: str) -> str:
+    """The full name of a key."""
+    return f"{where}.{key}" if where else key
+
+
+_SAID = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
+
+
+def convert(hint: Any, value: Any, where: str) -> Any:
+    """Turn a YAML value into what the type ``hint`` asks for, or say what was expected."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _convert_union(args, value, where)
+    if origin is Literal:
+        plain = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        if plain not in args:
+            raise UserError(f"{where}: expected one of {', '.join(map(str, args))}, got {value!r}")
+        return plain
+    if origin is tuple:
+        return _convert_tuple(args, value, where)
+    if dataclasses.is_dataclass(hint):
+        return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
+    plain_type = origin or hint
+    if plain_type is Path and isinstance(value, str):
+        return Path(value)
+    if plain_type is float and isinstance(value, str):  # YAML reads 1e-3 as a text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    fits = isinstance(value, plain_type) or (plain_type is float and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and plain_type is not bool):
+        raise UserError(f"{where}: expected {_SAID.get(plain_type, plain_type)}, got {value!r}")
+    return float(value) if plain_type is float else value
+
+
+def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in args:
+        return None
+    problem = None
+    for hint in args:
+        try:
+            return convert(hint, value, where)
+        except UserError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem
+
+
+def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) != len(args):
+        raise UserError(f"{where}: expected a list of {len(args)} values, got {value!r}")
+    return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
