@@ -39,6 +39,7 @@ def check_options(target: Callable[..., Any], options: Mapping[str, Any], where:
 
 
 def check_names(raw: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    """Raise a UserError that names the first key that is not known and its close matches."""
     for key in raw:
         if key not in known:
             error = unknown("key", str(key), known)
