@@ -48,14 +48,16 @@ def train(
 ) -> dict[str, float]:
     recipe = load(f"hattnet/mref-{model}", [f"train.compile={str(compiled).lower()}"])
     task = Refer(recipe, data).to(device)
-    step = torch.compile(task._forward_loss) if compiled else task._forward_loss
+    step = (
+        torch.compile(task.loss, mode="reduce-overhead" if device.type == "cuda" else None) if compiled else task.loss
+    )
     optimiser = torch.optim.AdamW(task.model.parameters(), lr=1e-3, fused=device.type == "cuda")
 
     def run(batches, count: int) -> float:  # type: ignore[no-untyped-def]
         start = wait(device)
         for b in itertools.islice(batches, count):
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-                loss = step(b["image"], b["query"], b["label"])
+                loss = step(b)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
