@@ -11,10 +11,8 @@ compared is the device's work; bf16 and channels last. On a CPU: float32, batch 
 from __future__ import annotations
 
 import argparse
-import csv
+import gc
 import itertools
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foveal.attention.insertion import insert
+from foveal.bench import clock, hardware, peak, write_rows
 from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
 from foveal.models.registry import any_model
-from foveal.tasks.folder import environment
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224
 HOW: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
@@ -37,39 +35,6 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "grouped": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "grouped", **HOW),
     "loop": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "loop", **HOW),
 }
-
-
-def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3) -> float:
-    """Median milliseconds of ``run``; on a GPU as a recorded graph."""
-    for _ in range(3):
-        run()
-    if device.type == "cpu":
-        times = []
-        until = time.perf_counter() + 5 * seconds
-        while len(times) < 5 or time.perf_counter() < until:
-            start = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - start))
-        return statistics.median(times)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return clock_gpu(graph.replay, seconds)
-
-
-def clock_gpu(run: Callable[[], object], seconds: float = 0.3) -> float:
-    """Median milliseconds of ``run`` between events on the GPU."""
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(times) < 10 or time.perf_counter() < until:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
 
 
 def convolution(form: str, batch: int, channels: int, side: int, device: torch.device) -> dict[str, float]:
@@ -91,19 +56,17 @@ def convolution(form: str, batch: int, channels: int, side: int, device: torch.d
     def both() -> tuple[Tensor, ...]:
         return torch.autograd.grad(FORMS[form](x, w, s), leaves, g)
 
+    both()  # warms up
     found = {"forward ms": clock(forward, device), "forward+backward ms": clock(both, device)}
     if gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        both()
-        torch.cuda.synchronize()
-        found["peak MiB"] = torch.cuda.max_memory_allocated() / 2**20
+        found["peak MiB"] = peak(both)
     return found
 
 
 def training_step(mechanism: str | None, batch: int, device: torch.device, compiled: bool) -> dict[str, float]:
     """Milliseconds of ResNet-50's training step at 224×224, with a mechanism inserted or not, and MiB at its peak."""
     torch.manual_seed(0)
+    torch._dynamo.reset()
     gpu = device.type == "cuda"
     model = any_model("resnet50", num_classes=1000)
     if mechanism is not None:
@@ -126,12 +89,10 @@ def training_step(mechanism: str | None, batch: int, device: torch.device, compi
 
     for _ in range(5):
         step()
-    found = {"ms": clock_gpu(step, 2.0) if gpu else clock(step, device)}
+    gc.collect()  # what an earlier model left behind would count as this one's memory
+    found = {"ms": clock(step, device, 2.0, graph=False)}
     if gpu:
-        torch.cuda.reset_peak_memory_stats()
-        step()
-        torch.cuda.synchronize()
-        found["peak MiB"] = torch.cuda.max_memory_allocated() / 2**20
+        found["peak MiB"] = peak(step)
     return found
 
 
@@ -147,9 +108,8 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     batches = options.batches or ([64, 256] if gpu else [16])
-    about = environment()
     where = {
-        "hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads",
+        "hardware": hardware(device),
         "torch": torch.__version__,
         "precision": "bf16" if gpu else "fp32",
     }
@@ -188,10 +148,7 @@ def main() -> None:
                     plain,
                 )
     if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -6,25 +6,23 @@
 Forward and backward from q and k of N entities, d = 64, pairs of entities with different labels. ``plain`` builds the
 matrix and gives it to the loss, ``light`` gives the loss q and k, ``attention`` is one scaled-dot-product attention of
 the same size, forward and backward, for scale. Memory is the peak above what q, k and the labels take, and is measured
-on GPUs only. Where both fit, ``plain`` and ``light`` are compared first, in loss and gradients. On a GPU: bf16; on a
-CPU: float32 and small graphs.
+on GPUs only. Where both fit, ``plain`` and ``light`` are compared first, in loss and gradients. On a GPU: bf16, and
+times are those of a CUDA graph, the device's work alone; on a CPU: float32 and small graphs.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foveal.bench import clock, hardware, peak, write_rows
 from foveal.supervise import center_mass_loss
-from foveal.tasks.folder import environment
 
 LABELS = 20  # as many categories as in Pascal VOC
 
@@ -58,35 +56,6 @@ def step(form: str, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
     return (loss.detach(), *torch.autograd.grad(loss, given[:2]))
 
 
-def measure(form: str, given: tuple[Tensor, Tensor, Tensor], seconds: float) -> dict[str, float | str]:
-    """Median milliseconds of a step and its peak memory in MiB."""
-    device = given[0].device
-    gpu = device.type == "cuda"
-
-    def wait() -> None:
-        if gpu:
-            torch.cuda.synchronize(device)
-
-    for _ in range(2):
-        step(form, given)
-    wait()
-    held = 0
-    if gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
-    step(form, given)
-    wait()
-    peak = (torch.cuda.max_memory_allocated(device) - held) / 2**20 if gpu else ""
-    times = []
-    until = time.perf_counter() + seconds
-    while len(times) < 3 or time.perf_counter() < until:
-        begin = time.perf_counter()
-        step(form, given)
-        wait()
-        times.append(1e3 * (time.perf_counter() - begin))
-    return {"milliseconds": round(statistics.median(times), 3), "peak_mib": round(peak, 1) if gpu else ""}
-
-
 def difference(given: tuple[Tensor, Tensor, Tensor]) -> float:
     """Greatest difference of loss and gradients between the two forms, relative to the greatest value of each."""
     pairs = zip(step("plain", given), step("light", given), strict=True)
@@ -99,13 +68,12 @@ def main() -> None:
     parser.add_argument("--plain-up-to", type=int, default=8192, help="largest graph whose matrix is built")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure; five times as long on a CPU")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
     sizes = arguments.entities or ([300, 1024, 4096, 8192, 16384] if device.type == "cuda" else [300, 1024, 2048])
-    about = environment()
-    hardware = f"{about['gpu'] if device.type == 'cuda' else 'CPU'}, torch {about['packages']['torch']}"
+    where = f"{hardware(device)}, torch {torch.__version__}"
     rows = []
     for count in sizes:
         given = inputs(count, arguments.width, device)
@@ -115,17 +83,16 @@ def main() -> None:
             if form == "plain" and not fits:
                 continue
             row = {"form": form, "entities": count, "width": arguments.width, "dtype": str(given[0].dtype)[6:]}
-            row |= measure(form, given, arguments.seconds) | {"difference": apart if form == "light" else ""}
-            rows.append(row | {"hardware": hardware})
+            run = partial(step, form, given)
+            run()
+            row["milliseconds"] = round(clock(run, device, arguments.seconds), 3)
+            row["peak_mib"] = round(peak(run, above=True), 1) if device.type == "cuda" else ""
+            rows.append(row | {"difference": apart if form == "light" else "", "hardware": where})
             memory = f"{row['peak_mib']:>10} MiB" if row["peak_mib"] != "" else ""
             said = f"   differs from plain by {apart:.1e}" if form == "light" and fits else ""
             print(f"{count:6} {form:10} {row['milliseconds']:10.3f} ms {memory}{said}", flush=True)
     if arguments.csv is not None:
-        arguments.csv.parent.mkdir(parents=True, exist_ok=True)
-        with open(arguments.csv, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(arguments.csv, rows)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ ResNet-18 at 224×224, target and confuser maps at layer3 and layer4. ``plain`` 
 SGD. ``two backwards`` is how published code does it: a whole ``backward`` for each class, with the features' gradients
 read from hooks and the parameters' gradients thrown away. The rest is ``foveal.supervise.Sharpen``. Steps of all kinds
 take turns and the best time of each counts, so that what else the machine does matters little. On a GPU: bf16, channels
-last, batch 64; on a CPU: float32, batch 16.
+last, batch 64, the losses' arithmetic compiled, and also the replay of a CUDA graph, which is the device's work alone;
+on a CPU: float32, batch 16.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foveal.attention import class_attention
+from foveal.bench import clock, hardware, peak, write_rows
 from foveal.supervise import Sharpen, confusing_class, consistency, separability
-from foveal.tasks.folder import environment
 
 LAYERS = ("layer3", "layer4")
 
@@ -90,39 +90,32 @@ def steps(batch: int, size: int, device: torch.device, compiled: bool) -> dict[s
 
         return make
 
+    last = {"separability_inner": 0, "consistency_inner": 0}
     found = {
         "plain": of(lambda model: lambda: F.cross_entropy(model(x).float(), y)),
-        "first order": of(sharpened(order=1)),
-        "first order, last layer alone": of(
-            sharpened(order=1, weights={"separability_inner": 0, "consistency_inner": 0})
-        ),
+        "first order": of(sharpened(order=1, compile=gpu)),
+        "first order, last layer alone": of(sharpened(order=1, compile=gpu, weights=last)),
     }
     if not compiled:  # what is compiled is differentiated once, and published code hooks into it
         found["two backwards"] = of(lambda model: lambda: two_backwards(model, x, y))
-        found["second order"] = of(sharpened(order=2))
-        found["first order, frozen batch norm"] = of(sharpened(order=1, batch_norm="frozen"))
+        found["second order"] = of(sharpened(order=2, compile=gpu))
+        found["first order, frozen batch norm"] = of(sharpened(order=1, compile=gpu, batch_norm="frozen"))
+        if gpu:
+            found["first order, nothing compiled"] = of(sharpened(order=1))
     return found
 
 
-def clock(step: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds of one step."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start)
-
-
-def peak(step: Callable[[], None]) -> float:
-    """Most memory a step takes on the GPU, in MiB, beyond what lies there already."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+def as_run(kinds: dict[str, Callable[[], None]], rounds: int, device: torch.device) -> dict[str, float]:
+    """Best milliseconds of each kind of step, with all the time that Python takes; they take turns."""
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, step in kinds.items():
+            start = time.perf_counter()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: min(found) for name, found in times.items()}
 
 
 def main() -> None:
@@ -138,37 +131,25 @@ def main() -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     batch, rounds = options.batch or (64 if gpu else 16), options.rounds or (50 if gpu else 5)
-    about = environment()
-    where = {
-        "precision": "bf16" if gpu else "fp32",
-        "hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads",
-        "torch": torch.__version__,
-    }
+    where = {"precision": "bf16" if gpu else "fp32", "hardware": hardware(device), "torch": torch.__version__}
     rows: list[dict[str, object]] = []
     for compiled in (False, True) if options.compile else (False,):
         kinds = steps(batch, options.size, device, compiled)
-        times: dict[str, list[float]] = {name: [] for name in kinds}
-        for _ in range(2):
-            for step in kinds.values():
-                step()
-        for _ in range(rounds):
-            for name, step in kinds.items():
-                times[name].append(clock(step, device))
-        values = {"step ms": {name: min(found) for name, found in times.items()}}
+        for step in (*kinds.values(), *kinds.values()):
+            step()
+        values = {"step ms": as_run(kinds, rounds, device)}
         if gpu:
-            values["peak MiB"] = {name: peak(step) for name, step in kinds.items()}
+            values["GPU ms"] = {name: clock(step, device) for name, step in kinds.items()}
+            values["peak MiB"] = {name: peak(step, above=True) for name, step in kinds.items()}
         what = f"ResNet-18 at {options.size}" + (", compiled" if compiled else "")
         for measure, found in values.items():
             for name, value in found.items():
                 ratio = value / found["plain"]
-                print(f"{what}, {name:32} {measure:8} {value:10.1f}  {ratio:5.2f} × plain")
+                print(f"{what}, {name:34} {measure:8} {value:10.1f}  {ratio:5.2f} × plain", flush=True)
                 about_it = {"what": what, "form": name, "batch": batch, "measure": measure, "value": round(value, 2)}
                 rows.append(about_it | {"ratio to plain": round(ratio, 3), **where})
     if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ one repeated batch: the difference is the share of time spent waiting for data.
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import time
 from pathlib import Path
 
 import torch
 
+from foveal.bench import hardware, write_rows
 from foveal.data.reference import ReferenceData, ReferenceOptions
 from foveal.data.registry import data_root
 from foveal.data.scenes import generate
 from foveal.recipe import load
-from foveal.tasks.folder import environment
 from foveal.tasks.refer import Refer
 
 MODELS = ("soft", "hard", "hattnet", "hattnet-ctx", "stn")
@@ -83,8 +82,7 @@ def main() -> None:
     images, steps = options.images or (15_000 if gpu else 2_000), options.steps or (200 if gpu else 5)
     root = data_root()
     rows: list[dict[str, object]] = []
-    about = environment()
-    where = {"hardware": about["gpu"] or f"CPU, {torch.get_num_threads()} threads", "torch": torch.__version__}
+    where = {"hardware": hardware(device), "torch": torch.__version__}
     for name in ("mref", "mdist") + (("mbg",) if root and (root / "backgrounds").exists() else ()):
         speed = paint(name, images, device, root)
         print(f"paint {name:6} {speed:10,.0f} images/s   15,000 images in {15_000 / speed:6.1f} s")
@@ -103,10 +101,7 @@ def main() -> None:
         for key, value in found.items():
             rows.append({"what": f"train {model} {how}", "value": round(value, 4), "unit": key, **where})
     if options.csv:
-        with open(options.csv, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

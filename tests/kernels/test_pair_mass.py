@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from foveal.kernels import pair_mass as module
+from foveal.kernels import pair_triton
 from foveal.kernels.pair_mass import Pairs, pair_mass, reference
 from foveal.supervise import center_mass, center_mass_loss, semantic_table, word_pairs
 
@@ -64,6 +65,58 @@ def test_gradient(rule, monkeypatch):
         return [x.masked_fill(x.isneginf(), 0) for x in pair_mass(q, k, valid, pairs, 0.7)]
 
     assert torch.autograd.gradcheck(finite, (q.requires_grad_(), k.requires_grad_()))
+
+
+@pytest.mark.parametrize("rule", range(5))
+@pytest.mark.parametrize(
+    ("count", "width", "dtype"), [(11, 4, torch.float32), (70, 20, torch.float32), (37, 16, torch.float16)]
+)
+def test_fused_equals_the_pieces(rule, count, width, dtype, monkeypatch):
+    """The Triton kernels, in the interpreter where there is no GPU: odd sizes, padding, graphs without a pair."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
+    q, k, valid, labels = (x.to(device) for x in sides(3, count, width, dtype=torch.float32))
+    pairs = list(rules(labels.cpu()))[rule]
+    table = None if pairs.table is None else pairs.table.to(device)
+    given = (q.to(dtype), k.to(dtype), valid, pairs.target.to(device), pairs.owner.to(device), table, pairs.rule, 0.7)
+    found, expected = pair_triton.forward(*given), module._forward(*given)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    into = torch.randn(2, *q.shape[:2], generator=torch.Generator().manual_seed(1)).to(device)
+    found, expected = (side.backward(*into, *expected, *given) for side in (pair_triton, _PIECES))
+    torch.testing.assert_close(found, expected, **({} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-3}))
+
+
+class _PIECES:
+    backward = staticmethod(module._backward)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", range(5))
+def test_every_tile_on_a_gpu(rule, dtype):
+    """No tile is wrong, in any of several tries: a race would show."""
+    q, k, valid, labels = (x.cuda() for x in sides(3, 515, 64, dtype=torch.float32))
+    pairs = list(rules(labels.cpu()))[rule]
+    table = None if pairs.table is None else pairs.table.cuda()
+    given = (q.to(dtype), k.to(dtype), valid, pairs.target.cuda(), pairs.owner.cuda(), table, pairs.rule, 0.125)
+    sums = module._forward(*given)
+    into = torch.randn(2, *q.shape[:2], device="cuda")
+    expected = [*sums, *module._backward(*into, *sums, *given)]
+    for tile in pair_triton.tiles(given[0]):
+        for _ in range(4):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pair_triton, "TILES", (tile,))
+                patch.setattr("foveal.kernels.tune._chosen", {})
+                try:
+                    found = [*pair_triton.forward(*given), *pair_triton.backward(*into, *sums, *given)]
+                except RuntimeError as error:
+                    assert "fits" in str(error)  # noqa: PT017
+                    break
+            for a, b in zip(found, expected, strict=True):
+                finite = b.isfinite()
+                assert torch.equal(finite, a.isfinite())
+                apart = (a - b)[finite].float().norm() / b[finite].float().norm()
+                assert apart < (1e-4 if dtype == torch.float32 else 1e-2), (tile, float(apart))
 
 
 def test_the_operators_are_well_formed():

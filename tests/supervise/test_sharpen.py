@@ -460,3 +460,15 @@ def test_bad_targets_say_what_to_do() -> None:
         Sharpen(model, ("last", "head"))(x, y)
     with pytest.raises(UserError, match="the model was not run inside"):
         sharpen.losses(y)
+
+
+def test_compiled_arithmetic_is_the_same():
+    torch.manual_seed(0)
+    model, (x, _) = net(), batch()
+    y = torch.tensor([0, 1, 2, -1])
+    found = []
+    for compile in (False, True):
+        sharpen = Sharpen(model, LAYERS, compile=compile)
+        _, losses = sharpen(x, y)
+        found.append((losses, torch.autograd.grad(sharpen.total(losses), list(model.parameters()), allow_unused=True)))
+    torch.testing.assert_close(*found)

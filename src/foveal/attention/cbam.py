@@ -3,6 +3,9 @@
 Woo, Park, Lee, Kweon: "CBAM: Convolutional Block Attention Module" (https://arxiv.org/abs/1807.06521). The two gates
 can be switched independently, since the AW-convolution paper uses it in two cut-down forms: ``pools=("avg", "max"),
 spatial=False`` and ``pools=("avg",), spatial=True``.
+
+Maxima are taken by ``max``, which remembers where they are, not by ``amax``: its gradient looks for the maximum again,
+and compiled half-precision code, which rounds differently the second time, finds none and divides by zero.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ class ChannelGate(Attends):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate of ``x`` (N, C, H, W): (N, C, 1, 1)."""
-        pooled = [x.mean((2, 3)) if pool == "avg" else x.amax((2, 3)) for pool in self.pools]
+        pooled = [x.mean((2, 3)) if pool == "avg" else x.flatten(2).max(2).values for pool in self.pools]
         gate = torch.sigmoid(torch.stack([self.excite(torch.relu(self.squeeze(p))) for p in pooled]).sum(0))
         self.note(gate)
         return gate[:, :, None, None]
@@ -47,7 +50,7 @@ class SpatialGate(Attends):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate of ``x`` (N, C, H, W): (N, 1, H, W)."""
-        stacked = torch.cat([x.amax(1, keepdim=True), x.mean(1, keepdim=True)], 1)
+        stacked = torch.cat([x.max(1, keepdim=True).values, x.mean(1, keepdim=True)], 1)
         gate = torch.sigmoid(self.norm(self.conv(stacked))).squeeze(1)
         self.note(gate)
         return gate.unsqueeze(1)

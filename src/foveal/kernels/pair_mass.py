@@ -6,7 +6,7 @@ For ω = scale · q kᵀ, a mask of valid entities and labelled pairs T, each ro
 
 :func:`reference` takes them from the whole matrix. :func:`pair_mass` goes through the matrix in pieces, and does so
 again in the backward pass, so that its memory grows with N and not with N². It is a custom operator with a fake and a
-backward implementation: compiled code calls it as it is, and a fused kernel can be registered for a device.
+backward implementation, so compiled code calls it as it is. On NVIDIA GPUs :mod:`foveal.kernels.pair_triton` does it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from foveal.kernels.support import fused_available
 
 ELEMENTS = 1 << 20  # of the matrix held at a time
 RULES = ("pairs", "different", "same", "table")
@@ -155,6 +157,33 @@ def _backward(
 
 _OPERATOR = torch.library.custom_op("foveal::pair_mass", _forward, mutates_args=())
 _GRADIENT = torch.library.custom_op("foveal::pair_mass_backward", _backward, mutates_args=())
+
+
+def _fused(q: Tensor) -> bool:
+    if not fused_available(q.device):
+        return False
+    from foveal.kernels import pair_triton
+
+    return pair_triton.serves(q)
+
+
+@_OPERATOR.register_kernel("cuda")
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    if not _fused(q):
+        return _forward(q, *rest)
+    from foveal.kernels import pair_triton
+
+    return pair_triton.forward(q, *rest)
+
+
+@_GRADIENT.register_kernel("cuda")
+def _(into_labelled: Tensor, into_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, *rest: Any) -> Any:
+    sums = (into_labelled, into_all, labelled, everything)
+    if not _fused(q):
+        return _backward(*sums, q, *rest)
+    from foveal.kernels import pair_triton
+
+    return pair_triton.backward(*sums, q, *rest)
 
 
 @_OPERATOR.register_fake

@@ -40,7 +40,7 @@ def attention_mask(attention: Tensor, sigma: float = 0.55, omega: float = 100.0,
     tensor([[0.0067, 0.5000, 1.0000]])
     """
     peak = attention.detach().amax((-2, -1), keepdim=True)
-    scaled = attention / peak.masked_fill(peak == 0, 1)
+    scaled = attention / _not_zero(peak)
     return torch.sigmoid(omega * ((scaled if gradient else scaled.detach()) - sigma))
 
 
@@ -83,7 +83,8 @@ def separabilities(
 ) -> tuple[Tensor, Tensor]:
     """:func:`separability` of every pair of maps (...), and which of them count, bool (...)."""
     target, confuser = torch.broadcast_tensors(at_least_float32(target), at_least_float32(confuser))
-    valid = _usable(target) & confuser.detach().isfinite().all(-1).all(-1)
+    amount = _amount(target)
+    valid = (amount > 0) & (amount + _amount(confuser) < torch.inf)
     target, confuser = _only(target, valid), _only(confuser, valid)
     if normalise:
         target, confuser = (t / _not_zero(t.amax((-2, -1), keepdim=True)) for t in (target, confuser))
@@ -148,7 +149,8 @@ def consistencies(
     if source not in ("last", "inner"):
         raise unknown("source", str(source), ("last", "inner"))
     inner, last = at_least_float32(inner), at_least_float32(last)
-    valid = _usable(inner) & _usable(last)
+    amounts = _amount(inner), _amount(last)
+    valid = (torch.minimum(*amounts) > 0) & (sum(amounts) < torch.inf)
     inner, last = _only(inner, valid), _only(last, valid)
     mask = attention_mask(last if source == "last" else inner, sigma, omega, gradient=mask_gradient)
     if mask.shape[-2:] != inner.shape[-2:]:
@@ -176,7 +178,8 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
     scores = logits.detach().float().nan_to_num().clamp_min(torch.finfo(torch.float32).min)
     if target.ndim == 1:
         known = target >= 0
-        taken = F.one_hot(target.clamp_min(0), logits.shape[1]).bool()
+        # Not F.one_hot, which reads the targets and so makes a GPU wait.
+        taken = target.clamp_min(0)[:, None] == torch.arange(logits.shape[1], device=logits.device)
     else:
         known = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
         taken = target > 0
@@ -198,10 +201,9 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def _usable(attention: Tensor) -> Tensor:
-    """Which maps (...) are finite and not zero everywhere."""
-    total = attention.detach().sum((-2, -1))
-    return total.isfinite() & (total > 0)
+def _amount(attention: Tensor) -> Tensor:
+    """All attention of each map (...); not a number if one of its values is none, which compares as false."""
+    return attention.detach().sum((-2, -1))
 
 
 def _only(attention: Tensor, valid: Tensor) -> Tensor:
@@ -209,7 +211,7 @@ def _only(attention: Tensor, valid: Tensor) -> Tensor:
 
 
 def _not_zero(values: Tensor) -> Tensor:
-    return values.masked_fill(values == 0, 1)
+    return values.clamp_min(torch.finfo(values.dtype).tiny)
 
 
 def mean(loss: Tensor, valid: Tensor) -> Tensor:

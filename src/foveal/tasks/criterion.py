@@ -59,10 +59,11 @@ class Criterion:
         return torch.stack([self.weight_dict[name] * loss.float() for name, loss in losses.items()]).sum()
 
     def compile(self) -> None:
-        """Compile the model as the losses run it; their own few operations stay as they are."""
+        """Compile the model as the losses run it, and the losses."""
         if self.sharpen.order == 2 and any(self.sharpen.weights.values()):
             raise UserError("loss.sharpen.order=2 differentiates twice, which compiled code cannot; use order=1")
         self.sharpen = self.sharpen.on(torch.compile(self.sharpen.model))  # type: ignore[arg-type]
+        self.sharpen.compile = True
 
 
 class ClassAttention(nn.Module):

@@ -1,0 +1,244 @@
+"""The log-sums of :mod:`foveal.kernels.pair_mass` in Triton: a tile of the matrix lives in registers, and nowhere else.
+
+Each pair is labelled or not, so a row keeps two running log-sums of which a pair enters one, by one exponential. The
+sum of both is that of all pairs. Backward, with L and A the row's log-sums of labelled and of all pairs, and l and a
+the gradients of these, a pair's affinity receives::
+
+    labelled: exp(ω − L) · (l + a · exp(L − A))          other: exp(ω − A) · a
+
+which needs one exponential again. The gradients of q and k are two kernels, one over rows and one over columns: nothing
+is added up by several programs, so results repeat exactly.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from foveal.kernels.tune import fastest
+
+LOG2E = 1.4426950408889634
+WIDEST = 256  # entries of q and k; a tile holds all of them
+
+
+@triton.jit
+def _labelled(target, table, of, N, C, m, n, row, column, RULE: tl.constexpr):
+    """Whether each pair of rows ``m`` (any shape that broadcasts with ``n``) and columns ``n`` is labelled.
+
+    ``row`` and ``column`` are their labels (nothing for the rule pairs), ``of`` is the target's number.
+    """
+    if RULE == "pairs":
+        at = target + (of * N + m) * N + n
+        found = tl.load(at, mask=(m < N) & (n < N), other=0) != 0
+    elif RULE == "table":
+        known = (row >= 0) & (column >= 0) & (row < C) & (column < C)
+        found = tl.load(table + (of * C + row) * C + column, mask=known, other=0) != 0
+    elif RULE == "same":
+        found = (row == column) & (row >= 0)
+    else:
+        found = (row != column) & (row >= 0) & (column >= 0)
+    return found & (m != n)
+
+
+@triton.jit
+def _labels(target, of, N, at, RULE: tl.constexpr):
+    """Labels of the entities ``at``; negative outside the graph."""
+    if RULE == "pairs":
+        return at
+    return tl.load(target + of * N + at, mask=at < N, other=-1).to(tl.int32)
+
+
+@triton.jit
+def _vectors(x, graph, N, D: tl.constexpr, at, BD: tl.constexpr):
+    """Rows ``at`` of x (B, N, D), filled up with zeros to BD columns."""
+    c = tl.arange(0, BD)
+    inside = (at < N)[:, None] & (c < D)[None, :]
+    return tl.load(x + ((graph * N + at) * D)[:, None] + c[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _forward(
+    q, k, valid, target, table, owner, labelled, everything, N, C, scale, D: tl.constexpr,
+    RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    graph = tl.program_id(1).to(tl.int64)
+    of = tl.load(owner + graph)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = _vectors(q, graph, N, D, m, BD)
+    row = _labels(target, of, N, m, RULE)
+    top_l, top_u = tl.full((BM,), -float("inf"), tl.float32), tl.full((BM,), -float("inf"), tl.float32)
+    sum_l, sum_u = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        columns = _vectors(k, graph, N, D, n, BD)
+        real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
+        column = _labels(target, of, N, n, RULE)
+        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale
+        x = tl.where(real[None, :], x, -float("inf"))
+        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
+        new_l = tl.maximum(top_l, tl.max(tl.where(hit, x, -float("inf")), 1))
+        new_u = tl.maximum(top_u, tl.max(tl.where(hit, -float("inf"), x), 1))
+        # Nothing yet: subtract zero, for minus infinity from minus infinity is no number.
+        base_l, base_u = tl.where(new_l == -float("inf"), 0.0, new_l), tl.where(new_u == -float("inf"), 0.0, new_u)
+        e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
+        sum_l = sum_l * tl.exp2(top_l - base_l) + tl.sum(tl.where(hit, e, 0.0), 1)
+        sum_u = sum_u * tl.exp2(top_u - base_u) + tl.sum(tl.where(hit, 0.0, e), 1)
+        top_l, top_u = new_l, new_u
+    log_l, log_u = top_l + tl.log2(sum_l), top_u + tl.log2(sum_u)
+    top = tl.maximum(log_l, log_u)
+    base = tl.where(top == -float("inf"), 0.0, top)
+    log_all = base + tl.log2(tl.exp2(log_l - base) + tl.exp2(log_u - base))
+    real = tl.load(valid + graph * N + m, mask=m < N, other=0) != 0
+    LN2: tl.constexpr = 0.6931471805599453
+    tl.store(labelled + graph * N + m, tl.where(real, log_l * LN2, -float("inf")), mask=m < N)
+    tl.store(everything + graph * N + m, tl.where(real, log_all * LN2, -float("inf")), mask=m < N)
+
+
+@triton.jit
+def _rates(into_labelled, into_all, labelled, everything, graph, N, m):
+    """What the pairs of each row are multiplied by and relative to: base and factor if labelled, and if not."""
+    LOG2E: tl.constexpr = 1.4426950408889634
+    at, inside = graph * N + m, m < N
+    log_l = tl.load(labelled + at, mask=inside, other=-float("inf"))
+    log_all = tl.load(everything + at, mask=inside, other=-float("inf"))
+    into_l, into_a = tl.load(into_labelled + at, mask=inside, other=0.0), tl.load(into_all + at, mask=inside, other=0.0)
+    # A row without pairs has no gradient: relative to infinity its exponentials are zero.
+    none_l, none = log_l == -float("inf"), log_all == -float("inf")
+    base_l, base_u = tl.where(none_l, float("inf"), log_l), tl.where(none, float("inf"), log_all)
+    into_a = tl.where(none, 0.0, into_a)
+    factor_l = tl.where(none_l, 0.0, into_l + into_a * tl.exp(log_l - base_u))
+    return base_l * LOG2E, factor_l, base_u * LOG2E, into_a
+
+
+@triton.jit
+def _into_q(
+    q, k, valid, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
+    D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    LN2: tl.constexpr = 0.6931471805599453
+    graph = tl.program_id(1).to(tl.int64)
+    of = tl.load(owner + graph)
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    rows = _vectors(q, graph, N, D, m, BD)
+    row = _labels(target, of, N, m, RULE)
+    base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
+    total = tl.zeros((BM, BD), tl.float32)
+    for first in range(0, N, BN):
+        n = first + tl.arange(0, BN)
+        columns = _vectors(k, graph, N, D, n, BD)
+        real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
+        column = _labels(target, of, N, n, RULE)
+        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale
+        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
+        e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
+        into = tl.where(real[None, :], e * tl.where(hit, factor_l[:, None], factor_u[:, None]), 0.0)
+        if columns.dtype == tl.float16:  # has no room for numbers this small
+            total = tl.dot(into, columns.to(tl.float32), total)
+        else:
+            total = tl.dot(into.to(columns.dtype), columns, total, input_precision=PRECISION)
+    c = tl.arange(0, BD)
+    to = out + ((graph * N + m) * D)[:, None] + c[None, :]
+    tl.store(to, (total * (scale * LN2)).to(out.dtype.element_ty), mask=(m < N)[:, None] & (c < D)[None, :])
+
+
+@triton.jit
+def _into_k(
+    q, k, valid, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
+    D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    LN2: tl.constexpr = 0.6931471805599453
+    graph = tl.program_id(1).to(tl.int64)
+    of = tl.load(owner + graph)
+    n = tl.program_id(0) * BM + tl.arange(0, BM)
+    columns = _vectors(k, graph, N, D, n, BD)
+    column = _labels(target, of, N, n, RULE)
+    real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
+    total = tl.zeros((BM, BD), tl.float32)
+    for first in range(0, N, BN):
+        m = first + tl.arange(0, BN)
+        rows = _vectors(q, graph, N, D, m, BD)
+        row = _labels(target, of, N, m, RULE)
+        base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
+        x = tl.dot(columns, rows.T, input_precision=PRECISION) * scale  # transposed: a row of it is a column
+        hit = _labelled(target, table, of, N, C, m[None, :], n[:, None], row[None, :], column[:, None], RULE)
+        e = tl.exp2(x - tl.where(hit, base_l[None, :], base_u[None, :]))
+        into = tl.where(real[:, None], e * tl.where(hit, factor_l[None, :], factor_u[None, :]), 0.0)
+        if rows.dtype == tl.float16:
+            total = tl.dot(into, rows.to(tl.float32), total)
+        else:
+            total = tl.dot(into.to(rows.dtype), rows, total, input_precision=PRECISION)
+    c = tl.arange(0, BD)
+    to = out + ((graph * N + n) * D)[:, None] + c[None, :]
+    tl.store(to, (total * (scale * LN2)).to(out.dtype.element_ty), mask=(n < N)[:, None] & (c < D)[None, :])
+
+
+TILES = ((128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (64, 128, 4, 3), (128, 128, 4, 2),
+         (128, 32, 4, 4), (64, 32, 4, 2), (32, 32, 4, 1))  # fmt: skip
+"""Rows and columns of a tile, warps, stages; what does not fit a device is passed over."""
+
+
+def serves(q: Tensor) -> bool:
+    """Whether these kernels take q and k of this shape and type."""
+    return q.dtype in (torch.float32, torch.bfloat16, torch.float16) and q.shape[-1] <= WIDEST and q.numel() > 0
+
+
+def tiles(q: Tensor) -> list[tuple[int, ...]]:
+    """Tiles to be tried for q: small ones where its vectors take much room."""
+    large = q.dtype != torch.bfloat16 or q.shape[-1] > 128
+    return [tile for tile in TILES if tile[0] <= 64 or not large]
+
+
+def _run(kernel, given, outputs, rule: str, scale: float) -> None:
+    """Launch ``kernel`` over B graphs of N entities with its fastest tile."""
+    q, k, valid, target, table, owner, *rest = given
+    graphs, count, width = q.shape
+    deep = max(16, triton.next_power_of_2(width))
+    exact = q.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+
+    def launch(tile: tuple[int, ...]) -> None:
+        rows, columns, warps, stages = tile
+        kernel[triton.cdiv(count, rows), graphs](
+            q, k, valid, target, target if table is None else table, owner, *rest, *outputs, count,
+            0 if table is None else table.shape[-1], scale * LOG2E, width, rule, "ieee" if exact else "tf32",
+            rows, columns, deep, num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    launch(fastest((kernel.__name__, q.dtype, rule, graphs, count, deep), tiles(q), launch, q.device))
+
+
+def forward(
+    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    """As :func:`foveal.kernels.pair_mass.pair_mass`."""
+    given = [x if x is None else x.contiguous() for x in (q, k, valid, target, table, owner)]
+    labelled = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    everything = torch.empty_like(labelled)
+    _run(_forward, given, (labelled, everything), rule, scale)
+    return labelled, everything
+
+
+def backward(
+    into_labelled: Tensor,
+    into_all: Tensor,
+    labelled: Tensor,
+    everything: Tensor,
+    q: Tensor,
+    k: Tensor,
+    valid: Tensor,
+    target: Tensor,
+    owner: Tensor,
+    table: Tensor | None,
+    rule: str,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of q and k from those of both log-sums."""
+    sums = (labelled, everything, into_labelled, into_all)
+    given = [x if x is None else x.contiguous() for x in (q, k, valid, target, table, owner, *sums)]
+    into_q, into_k = torch.empty_like(given[0]), torch.empty_like(given[1])  # type: ignore[arg-type]
+    _run(_into_q, given, (into_q,), rule, scale)
+    _run(_into_k, given, (into_k,), rule, scale)
+    return into_q, into_k
