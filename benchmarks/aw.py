@@ -3,9 +3,10 @@
     foveal bench aw                             # this machine
     python benchmarks/aw.py --csv results/bench-aw.csv
 
-The four 3×3 stages of ResNet-50, forward and forward with backward, for every form of the AW-convolution; then a whole
-training step of ResNet-50 with it and without. On a GPU each figure is the replay of a CUDA graph, so that what is
-compared is the device's work; bf16 and channels last. On a CPU: float32, batch 16.
+The four 3×3 stages of ResNet-50, forward and forward with backward, for every form of the AW-convolution; then whole
+training steps of ResNet-50 with it and without, and of the ResNet-20 for small images with every mechanism. On a GPU:
+bf16 and channels last; figures are replays of a CUDA graph, so that what is compared is the device's work, and for
+whole steps also the time with all that Python takes to launch them. On a CPU: float32, batch 16.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foveal.attention.insertion import insert
 from foveal.bench import clock, hardware, peak, write_rows
 from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
 from foveal.models.registry import any_model
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224
+SMALL = tuple(f"{mechanism}cifar_resnet20" for mechanism in ("", "aw_", "se_", "aw_se_", "cbam_", "aw_cbam_"))
+MODELS = {("resnet50", "aw_resnet50"): 224, SMALL: 32}  # side of their images
 HOW: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda x, w, s: F.conv2d(x, w, padding=1),
@@ -63,17 +65,15 @@ def convolution(form: str, batch: int, channels: int, side: int, device: torch.d
     return found
 
 
-def training_step(mechanism: str | None, batch: int, device: torch.device, compiled: bool) -> dict[str, float]:
-    """Milliseconds of ResNet-50's training step at 224×224, with a mechanism inserted or not, and MiB at its peak."""
+def training_step(name: str, batch: int, side: int, device: torch.device, compiled: bool) -> dict[str, float]:
+    """Milliseconds of a model's training step, as it runs and on the GPU alone, and MiB at its peak."""
     torch.manual_seed(0)
     torch._dynamo.reset()
+    gc.collect()  # what an earlier model left behind would count as this one's memory
     gpu = device.type == "cuda"
-    model = any_model("resnet50", num_classes=1000)
-    if mechanism is not None:
-        insert(model, mechanism, start="paper")
-    model.to(device, memory_format=torch.channels_last).train()
+    model = any_model(name, num_classes=1000).to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(batch, 3, 224, 224, device=device).to(memory_format=torch.channels_last)
+    images = torch.randn(batch, 3, side, side, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(0, 1000, (batch,), device=device)
 
     def loss() -> Tensor:
@@ -87,12 +87,12 @@ def training_step(mechanism: str | None, batch: int, device: torch.device, compi
         call().backward()
         optimiser.step()
 
-    for _ in range(5):
+    for _ in range(5 if gpu else 1):
         step()
-    gc.collect()  # what an earlier model left behind would count as this one's memory
-    found = {"ms": clock(step, device, 2.0, graph=False)}
+    found = {"step ms": clock(step, device, 1.0, graph=False)}
     if gpu:
         found["peak MiB"] = peak(step)
+        found["GPU ms"] = clock(step, device, 1.0)
     return found
 
 
@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", help="64 256 on a GPU, 16 on a CPU")
     parser.add_argument("--only", choices=("convolution", "model"), help="one half of it")
-    parser.add_argument("--mechanism", default="aw", help="inserted into ResNet-50")
+    parser.add_argument("--compile", action="store_true", help="whole models also with torch.compile")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -135,18 +135,14 @@ def main() -> None:
                 plain = plain or found
                 show(f"3×3 {channels} at {side}×{side}", form, batch, found, plain)
     if options.only != "convolution":
-        for batch, compiled in itertools.product(batches, (True, False) if gpu else (False,)):
+        for (names, side), batch, compiled in itertools.product(
+            MODELS.items(), batches, (False, True) if options.compile else (False,)
+        ):
             plain = {}
-            for mechanism in (None, options.mechanism):
-                found = training_step(mechanism, batch, device, compiled)
+            for name in names:
+                found = training_step(name, batch, side, device, compiled)
                 plain = plain or found
-                show(
-                    "training step",
-                    f"{mechanism or 'plain'} {'compiled' if compiled else 'eager'}",
-                    batch,
-                    found,
-                    plain,
-                )
+                show(f"{names[0]} step" + ", compiled" * compiled, name, batch, found, plain)
     if options.csv:
         write_rows(options.csv, rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
@@ -23,19 +24,28 @@ def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], None],
         return _chosen[key]  # type: ignore[return-value]
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return candidates[0]
-    from triton.runtime.errors import OutOfResources
-
-    times: list[tuple[float, C]] = []
-    for candidate in candidates:
-        try:
-            launch(candidate)  # compiles
-        except OutOfResources:
-            continue
-        times.append((_milliseconds(partial(launch, candidate)), candidate))
+    times = [(_milliseconds(partial(launch, fit)), fit) for fit in _compiled(candidates, launch, device)]
     if not times:
         raise RuntimeError(f"no launch of {key} fits {torch.cuda.get_device_name(device)}")
     _chosen[key] = min(times, key=lambda pair: pair[0])[1]
     return _chosen[key]  # type: ignore[return-value]
+
+
+def _compiled(candidates: Sequence[C], launch: Callable[[C], None], device: torch.device) -> list[C]:
+    """Launch every candidate once, which compiles it, several at a time; returns those that fit the device."""
+    from triton.runtime.errors import OutOfResources
+
+    def fitting(candidate: C) -> list[C]:
+        with torch.cuda.device(device):
+            try:
+                launch(candidate)
+            except OutOfResources:
+                return []
+        return [candidate]
+
+    first = fitting(candidates[0])  # alone: it also sets up what all of them share
+    with ThreadPoolExecutor(8) as pool:
+        return sum(pool.map(fitting, candidates[1:]), first)
 
 
 def _milliseconds(launch: Callable[[], None]) -> float:
