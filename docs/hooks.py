@@ -3,6 +3,7 @@
 MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML comment on a line of its own::
 
     <!-- results:hattnet -->               tables of results/hattnet.csv
+    <!-- compare:fan-documents -->         recipes of results/fan-documents.csv in pairs
     <!-- bench:aw -->                      charts and table of results/bench-aw.csv
     <!-- keys:foveal.recipe.Optim -->      keys of a dataclass, from its docstring
     <!-- keys:data -->                     options of every dataset
@@ -24,7 +25,7 @@ from typing import Any, get_args, get_type_hints
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-MARKER = re.compile(r"^<!-- (results|bench|keys|datasets|models)(?::([\w.-]+))? -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- (results|compare|bench|keys|datasets|models)(?::([\w.-]+))? -->$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +145,8 @@ def fill(kind: str, what: str | None) -> str:
     """What stands in the place of one marker."""
     if kind == "results":
         return results(what or "")
+    if kind == "compare":
+        return comparisons(what or "")
     if kind == "bench":
         return bench(what or "")
     if kind == "keys":
@@ -171,6 +174,37 @@ def results(paper: str, folder: Path = RESULTS) -> str:
             title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
             blocks.append(block(title, [row for row in here if row["metric"] == metric], expected))
     return "\n\n".join(blocks)
+
+
+COMPARED = {  # pairs of recipes of which the second might be better
+    "fan-documents": (
+        ("accuracy", "fan/news-hatt", "fan/news-fan-unsup"),
+        ("accuracy", "fan/news-fan-unsup", "fan/news-fan-sup"),
+        ("accuracy", "fan/news-hatt", "fan/news-fan-sup"),
+        ("accuracy", "fan/news-target-different-word", "fan/news-target-semantic"),
+        ("accuracy", "fan/news-hatt-ours", "fan/news-fan-unsup-ours"),
+        ("accuracy", "fan/news-fan-unsup-ours", "fan/news-fan-sup-ours"),
+        ("accuracy", "fan/news-hatt-stripped", "fan/news-fan-unsup-stripped"),
+        ("accuracy", "fan/news-fan-unsup-stripped", "fan/news-fan-sup-stripped"),
+    ),
+}
+
+
+def comparisons(paper: str, folder: Path = RESULTS) -> str:
+    """Differences between recipes of ``results/PAPER.csv``, runs of the same seed in pairs."""
+    from foveal.tasks.compare import compare
+
+    path = folder / f"{paper}.csv"
+    measured = {(row["metric"], row["recipe"]) for row in read(path)}
+    lines = ["| from | to | points | 95 % interval | p | seeds |", "|---|---|---:|---:|---:|---:|"]
+    for metric, first, second in COMPARED[paper]:
+        if {(metric, first), (metric, second)} <= measured:
+            found = compare(path, first, second, metric)
+            points, low, high = (f"{100 * x:+.2f}" for x in (found.difference, found.low, found.high))
+            lines.append(f"| `{first}` | `{second}` | {points} | {low} to {high} | {found.p:.2g} | {found.seeds} |")
+    if len(lines) == 2:
+        return f"{MISSING.capitalize()}."
+    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO`."])
 
 
 def read(path: Path) -> list[Row]:
@@ -251,6 +285,8 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     if not rows:
         command = f"python benchmarks/{name}.py --csv results/bench-{name}.csv"
         return f"Not measured yet. This command makes the numbers:\n\n    {command}"
+    if "ratio to plain" not in rows[0]:
+        return plain_table(rows)
     charts = []
     for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
         here = [row for row in rows if (row["measure"], row["batch"]) == (measure, batch) and row["form"] != "plain"]
@@ -262,6 +298,15 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
     table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
     return "\n\n".join([where, '<div class="bench">' + "".join(charts) + "</div>", table])
+
+
+def plain_table(rows: list[Row]) -> str:
+    """Every figure of a benchmark; what is the same in all rows stands before them."""
+    same = [head for head in rows[0] if len({row[head] for row in rows}) == 1]
+    heads = [head for head in rows[0] if head not in same]
+    lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * len(heads)]
+    lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
+    return "\n".join([", ".join(rows[0][head] for head in same if rows[0][head]) + ".", "", *lines])
 
 
 def bars(title: str, rows: list[Row]) -> str:

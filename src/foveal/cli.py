@@ -223,6 +223,23 @@ def reproduce(
 
 
 @app.command()
+def compare(
+    csv: Annotated[Path, typer.Argument(help="A file that foveal reproduce --csv wrote.")],
+    first: Annotated[str, typer.Argument(help="A recipe in it.")],
+    second: Annotated[str, typer.Argument(help="Another one.")],
+    metric: Annotated[str, typer.Option(help="What to compare.")] = "accuracy",
+) -> None:
+    """Is the second recipe better than the first? Runs of the same seed in pairs."""
+    from foveal.tasks.compare import compare as compared
+
+    found = compared(csv, first, second, metric)
+    _say(
+        f"{second} − {first}: {metric} {100 * found.difference:+.2f} points, 95% interval {100 * found.low:+.2f} to "
+        f"{100 * found.high:+.2f}, p = {found.p:.2g} (paired t-test, {found.seeds} seeds)"
+    )
+
+
+@app.command()
 def sites(
     model: Annotated[str, typer.Argument(help="A timm or torchvision model, or one of foveal's.")],
     mechanism: Annotated[str, typer.Option(help="What would be inserted; see foveal list mechanisms.")] = "aw",
