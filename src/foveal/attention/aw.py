@@ -24,6 +24,7 @@ from foveal.attention.layers import is_depthwise, spatial_convolutions
 from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fusable
+from foveal.kernels.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "fused")
@@ -166,7 +167,7 @@ class KernelAttention(Kernel):
                 "train with a batch of at least two, or put the attention in eval mode"
             )
         with torch.autocast(x.device.type, enabled=False):
-            a = F.adaptive_avg_pool2d(x, self.pooled).to(self.squeeze.weight.dtype)
+            a = average_pool(x, self.pooled).to(self.squeeze.weight.dtype)
             a = torch.relu(self.norm1(self.squeeze(a)))
             a = torch.sigmoid(self.norm2(self.excite(a)))
         a = a.unflatten(1, self.shape)

@@ -191,13 +191,22 @@ def launches(n: int, h: int, w: int, columns: int, depth: int, *, across: bool) 
     """
     found = []
     for rows, wide, deep, warps, stages in TILES:
-        if wide > max(64, columns) or deep > max(64, depth):
+        if wide > max(64, columns):
             continue
         boxes = [box_within_sample(rows, h, w)]
         if across and n >= rows // 2 and h * w <= 1024:
             boxes.append((rows, 1, 1))
-        found += [Launch(box, wide, deep, warps, stages) for box in boxes]
+        found += [Launch(box, narrow(wide, columns), narrow(deep, depth), warps, stages) for box in boxes]
     return found
+
+
+def narrow(side: int, channels: int) -> int:
+    """A side of a tile that is not much wider than there are channels.
+
+    >>> narrow(64, 24), narrow(64, 8), narrow(64, 512)
+    (32, 16, 64)
+    """
+    return min(side, max(16, triton.next_power_of_2(channels)))
 
 
 def _whole(x: Tensor, stride: int) -> Tensor:
@@ -291,7 +300,11 @@ def weight_grad(
     taps = kh * kw
     splits = max(1, min(n, 528 // (taps * triton.cdiv(c2, 64) * triton.cdiv(c1, 64))))
     dw = torch.empty(splits, c2, taps, c1, dtype=torch.float32, device=x.device)
-    tiles = [tile for tile in WEIGHT_TILES if tile[0] <= max(64, c2) and tile[1] <= max(64, c1)]
+    tiles = [
+        (narrow(bp, c2), narrow(bc, c1), *rest)
+        for bp, bc, *rest in WEIGHT_TILES
+        if bp <= max(64, c2) and bc <= max(64, c1)
+    ]
     ds = torch.empty(triton.cdiv(c1, min(tile[1] for tile in tiles)), n, taps, c2, dtype=torch.float32, device=x.device)
 
     def launch(tile: tuple[int, ...]) -> None:

@@ -27,29 +27,31 @@ WIDEST = 256  # entries of q and k; a tile holds all of them
 
 @triton.jit
 def _labelled(target, table, of, N, C, m, n, row, column, RULE: tl.constexpr):
-    """Whether each pair of rows ``m`` (any shape that broadcasts with ``n``) and columns ``n`` is labelled.
+    """Whether each pair of rows ``m`` and columns ``n`` is labelled; ``row`` and ``column`` are their labels.
 
-    ``row`` and ``column`` are their labels (nothing for the rule pairs), ``of`` is the target's number.
+    ``of`` is the target's number. Invalid rows and columns may be called labelled: others see to them.
     """
     if RULE == "pairs":
         at = target + (of * N + m) * N + n
-        found = tl.load(at, mask=(m < N) & (n < N), other=0) != 0
-    elif RULE == "table":
+        return (tl.load(at, mask=(m < N) & (n < N), other=0) != 0) & (m != n)
+    if RULE == "table":
         known = (row >= 0) & (column >= 0) & (row < C) & (column < C)
-        found = tl.load(table + (of * C + row) * C + column, mask=known, other=0) != 0
-    elif RULE == "same":
-        found = (row == column) & (row >= 0)
-    else:
-        found = (row != column) & (row >= 0) & (column >= 0)
-    return found & (m != n)
+        return (tl.load(table + (of * C + row) * C + column, mask=known, other=0) != 0) & (m != n)
+    if RULE == "same":
+        return (row == column) & (row >= 0) & (m != n)
+    return (row ^ column) > 0  # different and both not negative; −1 or −2 against −1 is not positive either
 
 
 @triton.jit
-def _labels(target, of, N, at, RULE: tl.constexpr):
-    """Labels of the entities ``at``; negative outside the graph."""
-    if RULE == "pairs":
-        return at
-    return tl.load(target + of * N + at, mask=at < N, other=-1).to(tl.int32)
+def _labels(labels, graph, N, at):
+    """Labels of the entities ``at``, −1 for none; −2 for what is invalid or outside the graph."""
+    return tl.load(labels + graph * N + at, mask=at < N, other=-2)
+
+
+@triton.jit
+def _out(label):
+    """Minus infinity for what is invalid, else zero."""
+    return tl.where(label == -2, -float("inf"), 0.0)
 
 
 @triton.jit
@@ -62,26 +64,24 @@ def _vectors(x, graph, N, D: tl.constexpr, at, BD: tl.constexpr):
 
 @triton.jit
 def _forward(
-    q, k, valid, target, table, owner, labelled, everything, N, C, scale, D: tl.constexpr,
+    q, k, labels, target, table, owner, labelled, everything, N, C, scale, D: tl.constexpr,
     RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     graph = tl.program_id(1).to(tl.int64)
     of = tl.load(owner + graph)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = _vectors(q, graph, N, D, m, BD)
-    row = _labels(target, of, N, m, RULE)
+    row = tl.maximum(_labels(labels, graph, N, m), -1)
     top_l, top_u = tl.full((BM,), -float("inf"), tl.float32), tl.full((BM,), -float("inf"), tl.float32)
     sum_l, sum_u = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         columns = _vectors(k, graph, N, D, n, BD)
-        real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
-        column = _labels(target, of, N, n, RULE)
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale
-        x = tl.where(real[None, :], x, -float("inf"))
+        column = _labels(labels, graph, N, n)
+        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
         hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
         new_l = tl.maximum(top_l, tl.max(tl.where(hit, x, -float("inf")), 1))
-        new_u = tl.maximum(top_u, tl.max(tl.where(hit, -float("inf"), x), 1))
+        new_u = tl.maximum(top_u, tl.max(x, 1))  # of all: what is lost beside greater labelled pairs is nothing
         # Nothing yet: subtract zero, for minus infinity from minus infinity is no number.
         base_l, base_u = tl.where(new_l == -float("inf"), 0.0, new_l), tl.where(new_u == -float("inf"), 0.0, new_u)
         e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
@@ -92,8 +92,8 @@ def _forward(
     top = tl.maximum(log_l, log_u)
     base = tl.where(top == -float("inf"), 0.0, top)
     log_all = base + tl.log2(tl.exp2(log_l - base) + tl.exp2(log_u - base))
-    real = tl.load(valid + graph * N + m, mask=m < N, other=0) != 0
     LN2: tl.constexpr = 0.6931471805599453
+    real = _labels(labels, graph, N, m) != -2
     tl.store(labelled + graph * N + m, tl.where(real, log_l * LN2, -float("inf")), mask=m < N)
     tl.store(everything + graph * N + m, tl.where(real, log_all * LN2, -float("inf")), mask=m < N)
 
@@ -116,7 +116,7 @@ def _rates(into_labelled, into_all, labelled, everything, graph, N, m):
 
 @triton.jit
 def _into_q(
-    q, k, valid, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
+    q, k, labels, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
     D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
@@ -124,18 +124,17 @@ def _into_q(
     of = tl.load(owner + graph)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = _vectors(q, graph, N, D, m, BD)
-    row = _labels(target, of, N, m, RULE)
+    row = tl.maximum(_labels(labels, graph, N, m), -1)
     base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         columns = _vectors(k, graph, N, D, n, BD)
-        real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
-        column = _labels(target, of, N, n, RULE)
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale
+        column = _labels(labels, graph, N, n)
+        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
         hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
         e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
-        into = tl.where(real[None, :], e * tl.where(hit, factor_l[:, None], factor_u[:, None]), 0.0)
+        into = e * tl.where(hit, factor_l[:, None], factor_u[:, None])
         if columns.dtype == tl.float16:  # has no room for numbers this small
             total = tl.dot(into, columns.to(tl.float32), total)
         else:
@@ -147,7 +146,7 @@ def _into_q(
 
 @triton.jit
 def _into_k(
-    q, k, valid, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
+    q, k, labels, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
     D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
@@ -155,22 +154,22 @@ def _into_k(
     of = tl.load(owner + graph)
     n = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = _vectors(k, graph, N, D, n, BD)
-    column = _labels(target, of, N, n, RULE)
-    real = tl.load(valid + graph * N + n, mask=n < N, other=0) != 0
+    column = _labels(labels, graph, N, n)
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
         m = first + tl.arange(0, BN)
         rows = _vectors(q, graph, N, D, m, BD)
-        row = _labels(target, of, N, m, RULE)
+        row = tl.maximum(_labels(labels, graph, N, m), -1)
         base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
-        x = tl.dot(columns, rows.T, input_precision=PRECISION) * scale  # transposed: a row of it is a column
-        hit = _labelled(target, table, of, N, C, m[None, :], n[:, None], row[None, :], column[:, None], RULE)
-        e = tl.exp2(x - tl.where(hit, base_l[None, :], base_u[None, :]))
-        into = tl.where(real[:, None], e * tl.where(hit, factor_l[None, :], factor_u[None, :]), 0.0)
+        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
+        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
+        e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
+        into = e * tl.where(hit, factor_l[:, None], factor_u[:, None])
+        # Turned around only now: a thread then has few rows, and keeps little of what belongs to them.
         if rows.dtype == tl.float16:
-            total = tl.dot(into, rows.to(tl.float32), total)
+            total = tl.dot(into.T, rows.to(tl.float32), total)
         else:
-            total = tl.dot(into.to(rows.dtype), rows, total, input_precision=PRECISION)
+            total = tl.dot(into.to(rows.dtype).T, rows, total, input_precision=PRECISION)
     c = tl.arange(0, BD)
     to = out + ((graph * N + n) * D)[:, None] + c[None, :]
     tl.store(to, (total * (scale * LN2)).to(out.dtype.element_ty), mask=(n < N)[:, None] & (c < D)[None, :])
@@ -194,7 +193,7 @@ def tiles(q: Tensor) -> list[tuple[int, ...]]:
 
 def _run(kernel, given, outputs, rule: str, scale: float) -> None:
     """Launch ``kernel`` over B graphs of N entities with its fastest tile."""
-    q, k, valid, target, table, owner, *rest = given
+    q, k, labels, target, table, owner, *rest = given
     graphs, count, width = q.shape
     deep = max(16, triton.next_power_of_2(width))
     exact = q.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
@@ -202,7 +201,7 @@ def _run(kernel, given, outputs, rule: str, scale: float) -> None:
     def launch(tile: tuple[int, ...]) -> None:
         rows, columns, warps, stages = tile
         kernel[triton.cdiv(count, rows), graphs](
-            q, k, valid, target, target if table is None else table, owner, *rest, *outputs, count,
+            q, k, labels, target, target if table is None else table, owner, *rest, *outputs, count,
             0 if table is None else table.shape[-1], scale * LOG2E, width, rule, "ieee" if exact else "tf32",
             rows, columns, deep, num_warps=warps, num_stages=stages,
         )  # fmt: skip
@@ -210,11 +209,20 @@ def _run(kernel, given, outputs, rule: str, scale: float) -> None:
     launch(fastest((kernel.__name__, q.dtype, rule, graphs, count, deep), tiles(q), launch, q.device))
 
 
+def _given(
+    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, table: Tensor | None, owner: Tensor, rule: str
+) -> list[Tensor | None]:
+    """What all kernels take; validity and labels as one number for each entity (see :func:`_labels`)."""
+    labels = -1 if rule == "pairs" else target[owner].clamp_min(-1)
+    labels = torch.where(valid, labels, -2).int()
+    return [x if x is None else x.contiguous() for x in (q, k, labels, target, table, owner)]
+
+
 def forward(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
 ) -> tuple[Tensor, Tensor]:
     """As :func:`foveal.kernels.pair_mass.pair_mass`."""
-    given = [x if x is None else x.contiguous() for x in (q, k, valid, target, table, owner)]
+    given = _given(q, k, valid, target, table, owner, rule)
     labelled = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     everything = torch.empty_like(labelled)
     _run(_forward, given, (labelled, everything), rule, scale)
@@ -236,8 +244,8 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of q and k from those of both log-sums."""
-    sums = (labelled, everything, into_labelled, into_all)
-    given = [x if x is None else x.contiguous() for x in (q, k, valid, target, table, owner, *sums)]
+    sums = [x.contiguous() for x in (labelled, everything, into_labelled, into_all)]
+    given = [*_given(q, k, valid, target, table, owner, rule), *sums]
     into_q, into_k = torch.empty_like(given[0]), torch.empty_like(given[1])  # type: ignore[arg-type]
     _run(_into_q, given, (into_q,), rule, scale)
     _run(_into_k, given, (into_k,), rule, scale)

@@ -37,6 +37,7 @@ def _compiled(candidates: Sequence[C], launch: Callable[[C], None], device: torc
 
     def fitting(candidate: C) -> list[C]:
         with torch.cuda.device(device):
+            torch.cuda.synchronize()  # a new thread has no CUDA context of its own before its first call
             try:
                 launch(candidate)
             except OutOfResources:

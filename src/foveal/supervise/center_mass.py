@@ -166,13 +166,13 @@ def _log_mass(
         labelled, everything = _masses(logits, valid, pairs)
     else:
         labelled, everything = _pair_masses(logits, valid, pairs, scale)
-    labelled, everything = labelled.view(*batch, count), everything.view(*batch, count)
+    sums = torch.stack([labelled, everything]).view(2, *batch, count)
     if over == "matrix":
-        labelled, everything = _log_sum(labelled), _log_sum(everything)
-    has = ~labelled.isneginf()
+        sums = _log_sum(sums)
+    has = sums[0] != -torch.inf
     # Where nothing is labelled, 0 and not minus infinity: what is multiplied by zero afterwards must be finite.
-    difference = labelled.masked_fill(~has, 0) - everything.masked_fill(~has, 0)
-    return difference.clamp_max(0), has  # rounding may leave a little more than 0
+    labelled, everything = sums.where(has, 0)
+    return (labelled - everything).clamp_max(0), has  # rounding may leave a little more than 0
 
 
 def _log_sum(values: Tensor) -> Tensor:

@@ -1,0 +1,48 @@
+"""Adaptive average pooling to a few cells, as a matrix product where that is faster.
+
+PyTorch's own kernel for channels-last maps on a GPU goes through a cell's window one value after the other: fine for
+many cells, slow for the nine of a 3×3 kernel. A product with a matrix of windows reads the map once, at full speed.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_kept: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+
+def average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Mean of ``x`` (N, C, H, W) in each of h×w cells: (N, C, h, w), as ``F.adaptive_avg_pool2d`` does it."""
+    return average_by_product(x, size) if x.is_cuda else F.adaptive_avg_pool2d(x, size)
+
+
+def average_by_product(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The same as a matrix product, summed in float32; returns float32 for half precision."""
+    n, c, h, w = x.shape
+    inside, area = _windows(h, w, size, x)
+    sums = inside @ x.permute(0, 2, 3, 1).reshape(n, h * w, c)
+    return (sums / area).transpose(1, 2).reshape(n, c, *size)
+
+
+def _windows(h: int, w: int, size: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of the H·W positions are in each cell's window, 0 and 1 (cells, H·W), and how many (cells, 1), float32."""
+    key = (h, w, size, x.dtype, x.device)
+    if key not in _kept or torch.compiler.is_compiling():
+        with torch.inference_mode(False):
+            rows, columns = (_along(side, cells, x.device) for side, cells in ((h, size[0]), (w, size[1])))
+            inside = (rows[:, None, :, None] & columns[None, :, None, :]).view(size[0] * size[1], h * w)
+            made = inside.to(x.dtype), inside.sum(1, keepdim=True, dtype=torch.float32)
+        real = type(made[0]) is Tensor and not torch.compiler.is_compiling()
+        if not real or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return made  # of a trace or a recording, and nothing outside it
+        _kept[key] = made
+    return _kept[key]
+
+
+def _along(side: int, cells: int, device: torch.device) -> Tensor:
+    """Which positions of a side are in each cell: from the floor of its beginning to the ceiling of its end."""
+    cell = torch.arange(cells, device=device)[:, None]
+    place = torch.arange(side, device=device)
+    return (place >= cell * side // cells) & (place < -(-(cell + 1) * side // cells))

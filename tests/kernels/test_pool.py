@@ -1,0 +1,45 @@
+"""Pooling as a matrix product, against PyTorch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from foveal.kernels import pool
+from foveal.kernels.pool import average_by_product
+
+
+@pytest.mark.parametrize("sides", [(56, 56), (7, 7), (3, 3), (2, 5), (1, 1), (10, 4)])
+@pytest.mark.parametrize("size", [(3, 3), (1, 1), (5, 2)])
+def test_equals_adaptive_pooling(sides, size):
+    x = torch.randn(2, 5, *sides, dtype=torch.float64, requires_grad=True)
+    found, expected = average_by_product(x, size), F.adaptive_avg_pool2d(x, size)
+    torch.testing.assert_close(found, expected)
+    into = torch.randn_like(expected)
+    torch.testing.assert_close(torch.autograd.grad(found, x, into), torch.autograd.grad(expected, x, into))
+
+
+def test_half_precision_is_summed_in_float32():
+    x = torch.randn(2, 8, 28, 28).to(memory_format=torch.channels_last)
+    expected = F.adaptive_avg_pool2d(x.bfloat16().float(), (3, 3))
+    torch.testing.assert_close(average_by_product(x.bfloat16(), (3, 3)).float(), expected, atol=5e-3, rtol=1e-2)
+
+
+def test_windows_are_kept_for_training_too():
+    pool._kept.clear()
+    x = torch.randn(2, 4, 9, 9, requires_grad=True)
+    with torch.inference_mode():
+        average_by_product(x, (3, 3))
+    assert len(pool._kept) == 1
+    average_by_product(x, (3, 3)).sum().backward()
+    assert len(pool._kept) == 1
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        average_by_product(torch.empty(2, 4, 12, 12), (3, 3))
+    assert len(pool._kept) == 1
+
+
+def test_compiles():
+    x = torch.randn(2, 4, 9, 9)
+    compiled = torch.compile(average_by_product, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, (3, 3)), F.adaptive_avg_pool2d(x, (3, 3)))
