@@ -144,12 +144,17 @@ def test_held_files_are_decoded_once_and_again_when_they_change(tmp_path, monkey
     assert (batch["image"] == torch.tensor([9, 99, 200])[:, None, None]).all()
 
 
-def test_a_damaged_file_is_found_before_training_if_held(tmp_path):
-    path = tmp_path / "imagefolder" / "ant" / "1.jpg"
-    path.parent.mkdir(parents=True)
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("augment", ["small", "large", "crop"])
+def test_a_damaged_file_is_found_before_training_if_held(tmp_path, augment, workers):
+    for n in range(10):
+        path = tmp_path / "imagefolder" / "ant" / f"{n}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noise(n).save(path)
     path.write_bytes(b"<html>")
-    with pytest.raises(DataError, match=r"1\.jpg cannot be read as an image .*; remove or replace it$"):
-        build("imagefolder", tmp_path, augment="small")
+    with pytest.raises(DataError, match=r"^.*9\.png cannot be read as an image .*; remove or replace it$") as caught:
+        build("imagefolder", tmp_path, augment=augment, hold=True, workers=workers, size=16)
+    assert "\n" not in str(caught.value)
 
 
 # Splits ---------------------------------------------------------------------------------------------------------------
@@ -284,6 +289,8 @@ def test_held_images_are_not_mirrored_unless_asked():
         ("imagefolder", "small", True),
         ("imagefolder", "small", False),
         ("imagefolder", "large", False),
+        ("imagefolder", "large", True),
+        ("imagefolder", "crop", True),
         ("digits", "small", None),
     ],
 )
@@ -299,17 +306,19 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(root, name, augment
         assert sum(not torch.equal(first[n], changed[n]) for n in first.keys() & changed.keys()) > 10
 
 
-def test_a_resumed_run_sees_the_same(root):
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_resumed_run_sees_the_same(root, hold):
     """A new process that starts at epoch 3 gets what one that has been through all epochs gets."""
-    through = build("imagefolder", root, size=16)
+    through = build("imagefolder", root, size=16, hold=hold)
     for epoch in range(3):
         batches(through, epoch=epoch)
-    assert same(batches(through, epoch=3), batches(build("imagefolder", root, size=16), epoch=3))
+    assert same(batches(through, epoch=3), batches(build("imagefolder", root, size=16, hold=hold), epoch=3))
 
 
-def test_training_does_not_touch_the_global_random_numbers(source):
+def test_training_does_not_touch_the_global_random_numbers(root, source):
     before = torch.get_rng_state()
     batches(source)
+    batches(build("imagefolder", root, size=16, hold=True))
     batches(build("digits"), batch=100)
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -328,11 +337,19 @@ def test_training_order(root, name):
     assert seen != sorted(seen)
 
 
-@pytest.mark.parametrize("name", ["imagefolder", "digits"])
+@pytest.mark.parametrize(
+    ("name", "augment", "hold"),
+    [
+        ("imagefolder", "large", False),
+        ("imagefolder", "large", True),
+        ("imagefolder", "crop", True),
+        ("digits", None, None),
+    ],
+)
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_share_each_global_batch(root, name, world):
+def test_processes_share_each_global_batch(root, name, augment, hold, world):
     """Step by step, the processes together see what one process with a larger batch would see, pixel by pixel."""
-    source = build(name, root, size=16)
+    source = build(name, root, size=16, augment=augment, hold=hold)
     whole = batches(source, batch=2 * world, epoch=4)
     parts = [batches(source, batch=2, epoch=4, rank=r, world=world) for r in range(world)]
     joined = [{k: torch.cat([p[k] for p in pieces]) for k in pieces[0]} for pieces in zip(*parts, strict=True)]
@@ -403,7 +420,6 @@ def test_memory_is_pinned_for_a_gpu_only(source):
     [
         ({"workers": -1}, r"data\.workers=-1: expected 0 or more"),
         ({"std": (1.0, 0.0, 1.0)}, r"data\.std=\[1.0, 0.0, 1.0\]: expected three numbers above 0"),
-        ({"hold": True}, r"data\.augment=large needs image files; imagefolder is held in memory: use small or none"),
         ({"size": 0}, r"data\.size=0: expected 1 or more"),
         ({"val_fraction": 1.0}, r"data\.val_fraction=1.0: expected 0 or more and less than 1"),
         ({"test_fraction": 0.0}, r"data\.test_fraction=0.0: expected more than 0 and less than 1"),
@@ -419,8 +435,9 @@ def test_wrong_options(root, options, message):
 def test_wrong_recipes():
     with pytest.raises(UserError, match=r"data\.augment: expected one of none, small, crop, large"):
         parse(ImageOptions, {"augment": "huge"}, "data")
-    with pytest.raises(UserError, match=r"data\.augment=large needs image files; digits is held in memory"):
-        build("digits", augment="large")
+    for hold in (None, True, False):
+        with pytest.raises(UserError, match=r"data\.augment=large needs image files; digits is held in memory"):
+            build("digits", augment="large", hold=hold)
     with pytest.raises(UserError, match=r"data\.mean: expected a list of 3 values"):
         parse(ImageOptions, {"mean": 0.5}, "data")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -74,6 +74,7 @@ def read_batches(
     world: int,
     workers: int,
     device: torch.device,
+    collate: Callable[[list[Any]], Any] | None = None,
 ) -> Batches:
     """Batches of one epoch that ``workers`` processes read, in pinned memory if they go to a GPU.
 
@@ -85,11 +86,13 @@ def read_batches(
         world: the same.
         workers: processes that read samples; 0 to read them in this one.
         device: where the batches will go; they are not moved here.
+        collate: makes a batch of samples; None to stack what they hold.
     """
     return Batches(
         data,
         batch_sampler=EpochBatches(len(data), batch, shuffle, rank, world),  # type: ignore[arg-type]
         num_workers=workers,
+        collate_fn=collate,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # of the workers' seeds; the training's own numbers stay as they are
     )

@@ -1,30 +1,35 @@
 """Images to be classified as a dataset of recipes, whatever the format on disk.
 
 The readers of :mod:`foveal.data.classification` say which images and labels there are; this file divides them into
-splits and makes batches. Image files are read by worker processes. Images that are not cropped from the whole file and
-fit into memory are held on the training device instead and augmented there, a batch at a time.
+splits and makes batches. Image files are read by worker processes, or decoded once, held on the training device and
+augmented there, a batch at a time (:mod:`foveal.data.held`): by default if they are not cropped from the whole image
+and fit into memory.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from foveal.data.augment import crop_and_flip, resized, seeded, shifts, view
+from foveal.data.augment import resized, seeded, short_side, view, whole
 from foveal.data.batches import EpochBatches, epoch_seed, read_batches
 from foveal.data.cache import cached
+from foveal.data.held import HeldImages, decode
 from foveal.data.pictures import read_image
-from foveal.data.samples import Found, Samples, complete, some_of_each
+from foveal.data.samples import Found, Samples, WholeImages, complete, some_of_each
 from foveal.errors import DataError, UserError, unknown
 
 HELD = 4 * 2**30  # bytes
+CROPPED = ("large", "crop")  # from the whole image, in training
 
 
 @dataclass(frozen=True)
@@ -43,8 +48,9 @@ class ImageOptions:
             ``test_fraction``, and then the test images choose the epoch.
         seed: which division into splits; independent of the training seed, so that all runs see the same test set.
         workers: processes that read images, in each training process; 0 to read in the training process itself.
-        hold: decode all image files once, keep them in the cache, and train from memory; null: if ``augment`` is
-            ``small`` or ``none`` and they take less than 4 GB.
+        hold: decode all image files once, keep them in the cache, and train from the device's memory; null: if
+            ``augment`` is ``small`` or ``none`` and they take less than 4 GB. For ``large`` and ``crop`` whole images
+            are held, with a short side of at most 256/224 of ``size``.
         mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
     """
 
@@ -101,33 +107,7 @@ class ImageFiles(Dataset[dict[str, Any]]):
     def __getitem__(self, n: int) -> dict[str, Any]:
         image = read_image(self.samples.file(n))
         made = self.make(image) if self.seed is None else seeded(self.make, image, self.seed, n)
-        return {"image": made, **labels_of(self.samples, n), "index": n}
-
-
-class HeldImages:
-    """Batches of images that lie on the device already; augmented there if ``seed`` is that of a training epoch."""
-
-    def __init__(self, samples: Samples, batches: EpochBatches, seed: int | None, flip: bool) -> None:
-        self.samples, self.batches, self.seed, self.flip = samples, batches, seed, flip
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        pixels = self.samples.images
-        assert isinstance(pixels, Tensor)
-        moves = None
-        if self.seed is not None:  # of the whole epoch at once, for a step would wait for each of its numbers
-            moves = shifts(torch.arange(len(pixels)), pixels.shape[-1], self.seed, self.flip).to(pixels.device)
-        for index in self.batches.on(pixels.device):
-            image = pixels[index] if moves is None else crop_and_flip(pixels[index], moves[index])
-            yield {"image": image, **labels_of(self.samples, index), "index": index}
-
-
-def labels_of(samples: Samples, n: int | Tensor) -> dict[str, Tensor]:
-    """Label and, where the dataset has it, valid of the ``n``-th samples."""
-    label = {"label": samples.labels[n]}
-    return label if samples.valid is None else label | {"valid": samples.valid[n]}
+        return {"image": made, **self.samples.labels_of(n), "index": n}
 
 
 class ImageData:
@@ -146,14 +126,15 @@ class ImageData:
         found = form.read(folder)  # what is missing stops here
         self.queries: list[str] = []
         self.answers, self.official = found.answers, tuple(found.splits)
-        files = [split for split, samples in found.splits.items() if not isinstance(samples.images, Tensor)]
-        self.held = not files or self._hold(sum(len(found.splits[split]) for split in files))
-        if self.held and self.augment in ("large", "crop"):
+        files = sum(len(samples) for samples in found.splits.values() if not isinstance(samples.images, Tensor))
+        self.held = not files or self._hold(files)
+        if not files and self.augment in CROPPED:
             raise UserError(
                 f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
             )
-        decoded = {split: self._decoded(split, found.splits[split]) for split in files if self.held}
-        self.splits = self._divided(found.splits | decoded)
+        self.splits = self._divided(found.splits)
+        if files and self.held:  # only now, for each split is decoded as it is used
+            self.splits = self._all_decoded(self.splits)
         self.multilabel = self.splits["train"].labels.ndim == 2
         self._on: dict[tuple[str, str], Samples] = {}
 
@@ -167,8 +148,14 @@ class ImageData:
         return {"train": train, "val": test, "test": test}
 
     def _hold(self, files: int) -> bool:
-        small = self.augment not in ("large", "crop") and 3 * self.size**2 * files < HELD
+        small = self.augment not in CROPPED and 3 * self.size**2 * files < HELD
         return _or(self.options.hold, small)
+
+    def _all_decoded(self, splits: dict[str, Samples]) -> dict[str, Samples]:
+        """The splits as pixels; where validation and test are the same images, they still are."""
+        train, test = self._decoded("train", splits["train"]), self._decoded("test", splits["test"])
+        val = test if splits["val"] is splits["test"] else self._decoded("val", splits["val"])
+        return {"train": train, "val": val, "test": test}
 
     def _decoded(self, split: str, samples: Samples) -> Samples:
         """The image files of a split as pixels, by way of the disk cache: opening 50,000 files takes a while."""
@@ -180,16 +167,16 @@ class ImageData:
             except OSError as error:
                 raise DataError(f"{file}: no such image file") from error
             state.update(f"{file}\0{about.st_size}\0{about.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        data = ImageFiles(samples, view(self.size, self.augment, self.flip, False), None)
-
-        def read() -> dict[str, Tensor]:
-            where: dict[str, Any] = {"shuffle": None, "rank": 0, "world": 1, "device": torch.device("cpu")}
-            found = read_batches(data, 256, workers=self.options.workers, **where)
-            return {"pixels": torch.cat([batch["image"] for batch in found])}
-
         key: dict[str, object] = {"files": state.hexdigest(), "size": self.size, "small": self.augment == "small"}
-        pixels = cached(f"{self.name}-{split}", key, read)["pixels"]
-        return Samples(pixels, samples.labels, samples.valid)
+        make = view(self.size, self.augment, self.flip, False)
+        cropped = split == "train" and self.augment in CROPPED
+        if cropped:
+            key["whole"] = self.augment
+            make = partial(whole, short=short_side(self.size), enlarge=self.augment == "crop")
+        data = ImageFiles(samples, make, None)
+        found = cached(f"{self.name}-{split}", key, lambda: decode(data, self.options.workers, cropped))
+        images = WholeImages.of(**found) if cropped else found["pixels"]
+        return Samples(images, samples.labels, samples.valid)
 
     def _check(self) -> None:
         o = self.options
@@ -221,10 +208,11 @@ class ImageData:
         """Pixels and labels of ``split`` on ``device``, moved there once."""
         samples, key = self.splits[split], (split, str(device))
         if key not in self._on:
-            assert isinstance(samples.images, Tensor)
-            pixels = resized(samples.images, self.size)
+            images = samples.images
+            assert not isinstance(images, np.ndarray)
+            images = resized(images, self.size) if isinstance(images, Tensor) else images
             valid = None if samples.valid is None else samples.valid.to(device)
-            self._on[key] = Samples(pixels.to(device), samples.labels.to(device), valid)
+            self._on[key] = Samples(images.to(device), samples.labels.to(device), valid)
         return self._on[key]
 
     def loader(
@@ -252,7 +240,8 @@ class ImageData:
             where: dict[str, Any] = {"rank": rank, "world": world, "device": device}
             return read_batches(data, batch, shuffle=shuffle, workers=self.options.workers, **where)
         samples = self.held_on(split, device)
-        return HeldImages(samples, EpochBatches(len(samples), batch, shuffle, rank, world), number, self.flip)
+        batches = EpochBatches(len(samples), batch, shuffle, rank, world)
+        return HeldImages(samples, batches, side=self.size, seed=number, augment=self.augment, flip=self.flip)
 
 
 def _or(given: Any, usual: Any) -> Any:

@@ -19,17 +19,42 @@ SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
+class WholeImages:
+    """Images of different sizes side by side.
+
+    Attributes:
+        pixels: uint8 (P, 3), those of each image row by row, and one image after the other.
+        size: height and width of each image, int64 (N, 2).
+        first: number of its first pixel, int64 (N,).
+    """
+
+    pixels: Tensor
+    size: Tensor
+    first: Tensor
+
+    @classmethod
+    def of(cls, pixels: Tensor, size: Tensor) -> WholeImages:
+        """Images of these sizes."""
+        count = size.prod(1)
+        return cls(pixels, size, count.cumsum(0) - count)
+
+    def to(self, device: torch.device) -> WholeImages:
+        """The same on ``device``."""
+        return WholeImages(self.pixels.to(device), self.size.to(device), self.first.to(device))
+
+
+@dataclass(frozen=True)
 class Samples:
     """Labelled images of one split.
 
     Attributes:
-        images: pixels uint8 (N, 3, H, W), or the files' paths as one array of bytes (N,). An array is shared by worker
-            processes, where a list of a million paths would be copied into each.
+        images: pixels uint8 (N, 3, H, W), whole images to be cropped from, or the files' paths as one array of bytes
+            (N,). An array is shared by worker processes, where a list of a million paths would be copied into each.
         labels: class int64 (N,), or 0 and 1 for each class float (N, K) where an image may have several.
         valid: bool (N, K), false where the official evaluation leaves a label out; None if it counts all.
     """
 
-    images: Tensor | np.ndarray[Any, np.dtype[np.bytes_]]
+    images: Tensor | WholeImages | np.ndarray[Any, np.dtype[np.bytes_]]
     labels: Tensor
     valid: Tensor | None = None
 
@@ -46,8 +71,14 @@ class Samples:
         assert isinstance(self.images, np.ndarray)
         return Path(os.fsdecode(bytes(self.images[n])))
 
+    def labels_of(self, n: int | Tensor) -> dict[str, Tensor]:
+        """Label and, where the dataset has it, valid of the ``n``-th samples."""
+        label = {"label": self.labels[n]}
+        return label if self.valid is None else label | {"valid": self.valid[n]}
+
     def take(self, chosen: Tensor) -> Samples:
         """Those samples for which the bool tensor ``chosen`` (N,) is true, in order."""
+        assert not isinstance(self.images, WholeImages)  # files are divided before they are decoded
         images = self.images[chosen] if isinstance(self.images, Tensor) else self.images[chosen.numpy()]
         return Samples(images, self.labels[chosen], None if self.valid is None else self.valid[chosen])
 
