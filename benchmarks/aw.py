@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foveal.bench import clock, hardware, peak, write_rows
-from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
+from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample
 from foveal.models.registry import any_model
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224
@@ -34,6 +34,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda x, w, s: F.conv2d(x, w, padding=1),
     "fused": lambda x, w, s: aw_conv2d(x, w, s, None, [1, 1], [1, 1], [1, 1]),
     "taps": lambda x, w, s: conv_by_taps(x, w, s, None, **HOW),
+    "products": lambda x, w, s: conv_by_products(x, w, s, None, **HOW),
     "grouped": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "grouped", **HOW),
     "loop": lambda x, w, s: conv_per_sample(x, w * s[:, :, None], None, "loop", **HOW),
 }

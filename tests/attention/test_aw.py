@@ -136,7 +136,8 @@ def value_and_gradients(layer, x, call):
 
 
 def paths(layer):
-    return ["auto", "loop", "grouped"] + (["taps"] if layer.attention.constant_in else [])
+    more = ["taps"] * layer.attention.constant_in + ["products"] * (layer.attention.constant_in and layer.groups == 1)
+    return ["auto", "loop", "grouped", *more]
 
 
 def assert_all_paths_follow_the_equation(layer, x):
@@ -169,9 +170,11 @@ def test_paths_agree_in_training_mode(conv):
         torch.testing.assert_close(parts, found["loop"], msg=lambda m, p=path: f"{p}: {m}")
 
 
-@pytest.mark.parametrize("path", ["loop", "grouped", "taps"])
+@pytest.mark.parametrize("path", ["loop", "grouped", "taps", "products"])
 @pytest.mark.parametrize("conv", ["3x3", "stride", "dilation", "same", "groups", "1x1"])
 def test_gradients(conv, path):
+    if path == "products" and conv == "groups":
+        pytest.skip("for one group")
     layer = make(in_channels=2, out_channels=2, reduction=1, path=path, **CONVS[conv])
     x = image(2, channels=2, size=(4, 3))
     names = [name for name, _ in layer.named_parameters()]
@@ -218,6 +221,21 @@ def test_the_residual_is_a_convolution_beside_the_attended_one():
     layer.attention.residual = True
     plain = F.conv2d(x, layer.weight, None, padding=1)  # the bias is in both forms, but once in their sum
     torch.testing.assert_close(layer(x), plain + attended)
+
+
+@pytest.mark.parametrize("path", ["loop", "grouped", "taps", "products"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_layout_is_that_of_a_plain_convolution(path, layout):
+    layer, x = make(kernel_size=3, path=path), image().to(memory_format=layout)
+    assert layer(x).is_contiguous(memory_format=layout) or path in ("grouped", "loop", "taps")
+    layer.attention.path = "auto"
+    small = image(size=(2, 1)).to(memory_format=layout)  # fewer positions than channels
+    assert layer.attention._path(small, layer, {"stride": (1, 1), "dilation": (1, 1)}) == "products"
+
+
+def test_products_are_for_one_group():
+    with pytest.raises(UserError, match="one group"):
+        make(kernel_size=3, groups=2, path="products")(image())
 
 
 @pytest.mark.parametrize("path", ["loop", "grouped", "taps"])

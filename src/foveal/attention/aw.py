@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from foveal.attention.layers import is_depthwise, spatial_convolutions
 from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fusable
+from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fusable
 from foveal.kernels.pool import average_pool
 
-Path = Literal["auto", "loop", "grouped", "taps", "fused"]
-PATHS = ("auto", "loop", "grouped", "taps", "fused")
+Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
+PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")
 LARGEST = 2**28  # numbers in all kernels of a batch
 MODES = ("kernel", "channel", "local", "output")
 
@@ -68,8 +68,9 @@ class KernelAttention(Kernel):
             one an input channel and kernel position; ``output`` one a pair of output and input channel.
         residual: K + A ⊙ K, or A ⊙ K alone.
         start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
-        path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps`` or ``fused``; all give the same. ``fused``
-            is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere.
+        path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps``, ``products`` or ``fused``; all give the
+            same. ``fused`` is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere; it and ``products`` can be
+            differentiated once.
     """
 
     kind = "weight"
@@ -203,14 +204,22 @@ class KernelAttention(Kernel):
         scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
         if path == "taps":
             return conv_by_taps(x, conv.weight, scale, bias, **how)
-        return aw_conv2d(x.to(dtype), conv.weight.to(dtype), scale, bias, how["stride"], padding, how["dilation"])
+        x, weight = x.to(dtype), conv.weight.to(dtype)
+        if path == "products":
+            out = conv_by_products(x, weight, scale, bias, **how)
+        else:
+            out = aw_conv2d(x, weight, scale, bias, how["stride"], padding, how["dilation"])
+        # Both make channels-last maps; a model in the other layout goes on in its own, as after a plain convolution.
+        return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
 
     def _path(self, x: Tensor, conv: nn.Conv2d, how: dict[str, Any]) -> Path:
         """What ``path`` means for this input: the best form for the shape if it is left to us."""
-        if self.path in ("taps", "fused") and not self.constant_in:
+        if self.path in ("taps", "products", "fused") and not self.constant_in:
             raise UserError(
                 f"path={self.path!r} needs attention that is constant along input channels (share_in left alone)"
             )
+        if self.path == "products" and conv.groups > 1:
+            raise UserError(f"path='products' is for one group; this convolution has {conv.groups}")
         if self.path not in ("auto", "fused"):
             return self.path
         if not self.constant_in:
@@ -221,8 +230,12 @@ class KernelAttention(Kernel):
             return "fused"
         if self.path == "fused":
             note_plain()
-        # A kernel for each sample is the faster of the plain forms, unless it becomes too large to build.
-        return "taps" if conv.kernel_size == (1, 1) or len(x) * conv.weight.numel() > LARGEST else "grouped"
+        if conv.kernel_size == (1, 1):
+            return "taps"
+        # A kernel for each sample is the fastest of the plain forms while it is smaller than what products keep.
+        if conv.groups == 1 and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]:
+            return "products"
+        return "taps" if len(x) * conv.weight.numel() > LARGEST else "grouped"
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -92,6 +93,9 @@ def read_batches(
         data,
         batch_sampler=EpochBatches(len(data), batch, shuffle, rank, world),  # type: ignore[arg-type]
         num_workers=workers,
+        # Processes that were spawned, such as those of `foveal reproduce --jobs`, would spawn these too, and each would
+        # import everything anew, one after the other.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         collate_fn=collate,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # of the workers' seeds; the training's own numbers stay as they are
