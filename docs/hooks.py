@@ -20,6 +20,7 @@ import importlib
 import inspect
 import math
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -172,7 +173,8 @@ def results(paper: str, folder: Path = RESULTS) -> str:
         said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
         for metric in dict.fromkeys([*(expected.metrics if expected else ()), *(row["metric"] for row in here)]):
             title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
-            blocks.append(block(title, [row for row in here if row["metric"] == metric], expected))
+            ran = {(row["model"], row["dataset"]) for row in here}
+            blocks.append(block(title, [row for row in here if row["metric"] == metric], expected, ran))
     return "\n\n".join(blocks)
 
 
@@ -215,10 +217,11 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def block(title: str, rows: list[Row], expected: Expected | None) -> str:
+def block(title: str, rows: list[Row], expected: Expected | None, ran: Collection[tuple[str, str]] = ()) -> str:
     """One table: models down, datasets across; an expected one shows all of the paper's, measured or not.
 
-    Where there is one dataset, the size of each model and the time of a training step stand beside it.
+    Where there is one dataset, the size of each model and the time of a training step stand beside it. Models that
+    ``ran`` and yet have no value have nothing of the kind that is measured.
     """
     if not rows:
         return f"{title}: {MISSING}."
@@ -229,7 +232,10 @@ def block(title: str, rows: list[Row], expected: Expected | None) -> str:
     heads = [*columns, *(("parameters", "ms a step") if costs else ())]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in models:
-        cells = [cell(found.get((model, dataset))) for dataset in columns]
+        cells = [
+            "–" if (model, dataset) not in found and (model, dataset) in ran else cell(found.get((model, dataset)))
+            for dataset in columns
+        ]
         if costs:
             cells += cost(found.get((model, next(iter(columns)))))
         lines.append(f"| {model} | {' | '.join(cells)} |")
@@ -305,8 +311,18 @@ def plain_table(rows: list[Row]) -> str:
     same = [head for head in rows[0] if len({row[head] for row in rows}) == 1]
     heads = [head for head in rows[0] if head not in same]
     lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * len(heads)]
-    lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
-    return "\n".join([", ".join(rows[0][head] for head in same if rows[0][head]) + ".", "", *lines])
+    lines += [f"| {' | '.join(short(row[head]) for head in heads)} |" for row in rows]
+    said = [f"{head} {rows[0][head]}" if rows[0][head].isdigit() else rows[0][head] for head in same if rows[0][head]]
+    return "\n".join([", ".join(said) + ".", "", *lines])
+
+
+def short(text: str) -> str:
+    """A number of many digits with four of them.
+
+    >>> short("0.0042553190141916275"), short("16384"), short("light")
+    ('0.004255', '16384', 'light')
+    """
+    return f"{float(text):.4g}" if re.fullmatch(r"[\d.]{8,}", text) else text
 
 
 def bars(title: str, rows: list[Row]) -> str:

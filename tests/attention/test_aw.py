@@ -223,14 +223,16 @@ def test_the_residual_is_a_convolution_beside_the_attended_one():
     torch.testing.assert_close(layer(x), plain + attended)
 
 
-@pytest.mark.parametrize("path", ["loop", "grouped", "taps", "products"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_the_layout_is_that_of_a_plain_convolution(path, layout):
-    layer, x = make(kernel_size=3, path=path), image().to(memory_format=layout)
-    assert layer(x).is_contiguous(memory_format=layout) or path in ("grouped", "loop", "taps")
-    layer.attention.path = "auto"
-    small = image(size=(2, 1)).to(memory_format=layout)  # fewer positions than channels
-    assert layer.attention._path(small, layer, {"stride": (1, 1), "dilation": (1, 1)}) == "products"
+def test_products_keep_the_layout(layout):
+    layer, x = make(kernel_size=3, path="products"), image().to(memory_format=layout)
+    assert layer(x).is_contiguous(memory_format=layout)
+
+
+def test_small_maps_with_many_channels_use_products():
+    layer, how = make(kernel_size=3, padding=1), {"stride": (1, 1), "dilation": (1, 1)}
+    assert layer.attention._path(image(size=(3, 1)), layer, how) == "products"
+    assert layer.attention._path(image(size=(2, 2)), layer, how) == "grouped"
 
 
 def test_products_are_for_one_group():
