@@ -1,18 +1,31 @@
-"""Write the tables of results into README.md: ``uv run python docs/tables.py``."""
+"""Write the tables of results into README.md: ``uv run python docs/tables.py``.
+
+``<!-- table:hattnet hattnet/table1 accuracy -->`` stands before a table of results/hattnet.csv, ``<!-- /table -->``
+after it.
+"""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from hooks import ROOT, results
+from hooks import MISSING, RESULTS, ROOT, TABLES, block, read
 
-BLOCK = re.compile(r"<!-- results:(\w+) -->\n.*?<!-- /results -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- table:(\S+) (\S+) (\S+) -->\n.*?<!-- /table -->", re.DOTALL)
+
+
+def table(found: re.Match[str]) -> str:
+    """One table between its marks."""
+    paper, name, metric = found.groups()
+    rows = [row for row in read(RESULTS / f"{paper}.csv") if (row["table"], row["metric"]) == (name, metric)]
+    about = TABLES[paper][name]
+    made = block(f"`{name}`: {about.about}", rows, about) if rows else f"`{name}`: {MISSING}."
+    return f"<!-- table:{paper} {name} {metric} -->\n\n{made}\n\n<!-- /table -->"
 
 
 def rewritten(text: str) -> str:
-    """``text`` with every marked block made anew."""
-    return BLOCK.sub(lambda found: f"<!-- results:{found[1]} -->\n\n{results(found[1])}\n\n<!-- /results -->", text)
+    """``text`` with every marked table made anew."""
+    return BLOCK.sub(table, text)
 
 
 def main(readme: Path = ROOT / "README.md") -> None:

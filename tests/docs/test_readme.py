@@ -174,18 +174,20 @@ def write(folder: Path, *rows: str) -> Path:
 
 def test_readme_holds_what_the_script_would_write() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "<!-- results:hattnet -->" in text
+    assert "<!-- table:hattnet " in text
     assert tables.rewritten(text) == text, "run: uv run python docs/tables.py"
 
 
 def test_script_replaces_only_the_block(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- results:hattnet -->\nold\n<!-- /results -->\nafter\n", encoding="utf-8")
+    readme.write_text(
+        "before\n<!-- table:hattnet hattnet/table1-ours accuracy -->\nold\n<!-- /table -->\nafter\n", encoding="utf-8"
+    )
     tables.main(readme)
     text = readme.read_text(encoding="utf-8")
-    assert text.startswith("before\n<!-- results:hattnet -->")
-    assert text.endswith("<!-- /results -->\nafter\n")
-    assert "old" not in text
+    assert text.startswith("before\n<!-- table:hattnet hattnet/table1-ours accuracy -->")
+    assert text.endswith("<!-- /table -->\nafter\n")
+    assert "\nold\n" not in text
     tables.main(readme)
     assert readme.read_text(encoding="utf-8") == text
 
