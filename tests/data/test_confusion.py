@@ -31,12 +31,13 @@ def test_both_objects_are_there_apart_and_brighter_than_the_ground() -> None:
 
 
 def test_shapes_fit_the_pair_in_training_only() -> None:
-    train, test = confusion("train"), confusion("test")
-    fits = {name: (made.shape == made.label // 2).float().mean() for name, made in (("train", train), ("test", test))}
+    splits = {split: confusion(split) for split in COUNTS}
+    fits = {split: (made.shape == made.label // 2).float().mean() for split, made in splits.items()}
     chance = 1 / len(SHAPES)
     assert fits["train"] == pytest.approx(0.9 + 0.1 * chance, abs=0.02)
-    assert fits["test"] == pytest.approx(chance, abs=0.04)
-    for made in (train, test):
+    for split in ("val", "test"):
+        assert fits[split] == pytest.approx(chance, abs=0.04)
+    for made in splits.values():
         assert made.label.bincount().tolist() == [len(made.label) // 10] * 10
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from tiny import write_recipe
+from tiny import hears_ctrl_c, write_recipe
 
 from foveal.errors import RunError, UnknownNameError
 from foveal.recipe import Published, load
@@ -96,7 +96,12 @@ def test_stopping_the_first_process_stops_all_and_starts_nothing_new(tmp_path, h
     script.write_text(SIDE_BY_SIDE)
     words = [sys.executable, script, write_recipe(tmp_path), out]
     child = subprocess.Popen(
-        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+        words,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hears_ctrl_c,
     )
     try:
         deadline = time.monotonic() + 120

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny import write_recipe
+from tiny import hears_ctrl_c, write_recipe
 
 from foveal.data.scenes import Scenes
 from foveal.errors import DivergedError, InterruptedRunError, RunError, UserError
@@ -155,7 +155,7 @@ def test_ctrl_c_says_how_to_resume(tmp_path):
     path = write_recipe(tmp_path)
     out = tmp_path / "run"
     words = command("train", path, "train.epochs=400", "--out", out)
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c)
     deadline = time.monotonic() + 120
     while len(read_journal(out / "metrics.jsonl")) < 2:
         assert child.poll() is None, child.stderr.read()

@@ -1,5 +1,6 @@
 """A recipe small enough to train in a second, shared by the tests of runs."""
 
+import signal
 from pathlib import Path
 
 RECIPE = """
@@ -17,3 +18,8 @@ def write_recipe(folder: Path) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(RECIPE)
     return path
+
+
+def hears_ctrl_c() -> None:
+    """In a new process: obey Ctrl-C even if the shell that runs the tests ignores it, as in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,9 +1,9 @@
 """A generated set of two objects on which classes are confused: a digit, and the shape that usually comes with it.
 
 The class is the digit. Digits come in pairs (0 and 1, 2 and 3, …) and each pair has a shape of its own, which stands
-beside the digit in nine of ten training images; in test images any shape does. A network learns from the shape which
-pair it is and from the digit which of the two, so that both classes of a pair attend to the same shape, and it is wrong
-where the shape is another. Attention that must not be shared has to look at the digit.
+beside the digit in nine of ten training images; in validation and test images any shape does. A network learns from the
+shape which pair it is and from the digit which of the two, so that both classes of a pair attend to the same shape, and
+it is wrong where the shape is another. Attention that must not be shared has to look at the digit.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from foveal.data.samples import Found, Samples
 from foveal.data.scenes import paste
 
 SIDE = 48
-COUNTS = {"train": 3000, "test": 1000}
-USUAL = {"train": 0.9, "test": 0.0}  # how often the shape is chosen for the pair rather than at random
+COUNTS = {"train": 3000, "val": 1000, "test": 1000}
+USUAL = {"train": 0.9, "val": 0.0, "test": 0.0}  # how often the shape is chosen for the pair rather than at random
+OWN = {"train": slice(0, 1100), "val": slice(1100, 1400), "test": slice(None)}  # of the embedded digits
 DIGIT, SHAPE = (20, 24), (14, 20)  # sides in pixels
 SHAPES = ("disc", "ring", "cross", "bars", "triangle")
 FINE = 32  # a shape is drawn on such a grid
-VERSION = 1
+VERSION = 2
 PATCH, KIND, USE, AXIS, FIRST, ALONG, ACROSS, SIZE, COLOUR, GROUND = range(10)  # streams of random numbers
 
 
@@ -68,20 +69,20 @@ def shapes() -> Tensor:
 
 
 def generate(split: str, count: int | None = None, seed: int = 0) -> Confusion:
-    """Images of ``train`` or ``test``; the first n are the same however many are asked for.
+    """Images of ``train``, ``val`` or ``test``; the first n are the same however many are asked for.
 
     >>> made = generate("test", 3)
     >>> made.image.shape, made.label.shape
     (torch.Size([3, 3, 48, 48]), torch.Size([3]))
     """
     n = COUNTS[split] if count is None else count
-    stream = seed * 2 + (split == "test")
+    stream = seed * len(COUNTS) + list(COUNTS).index(split)
     i = torch.arange(n)
 
     def draw(which: int, low: int, high: int, part: int = 0) -> Tensor:
         return integers(low, high, uniform(stream, which, i, torch.full_like(i, part)))
 
-    sources = by_class(*embedded(split))
+    sources = by_class(*(part[OWN[split]] for part in embedded("test" if split == "test" else "train")))
     label = i % 10
     first, last = sources.starts[label], sources.starts[label + 1]
     digit = sources.digits[first + (uniform(stream, PATCH, i) * (last - first)).long()]
@@ -109,7 +110,7 @@ def generate(split: str, count: int | None = None, seed: int = 0) -> Confusion:
 
 
 def confusion(split: str) -> Confusion:
-    """All images of ``train`` or ``test``, from the cache if they are there."""
+    """All images of ``train``, ``val`` or ``test``, from the cache if they are there."""
     key = {"split": split, "version": VERSION, "count": COUNTS[split]}
     return Confusion(**cached("confusion", key, lambda: dict(vars(generate(split)))))
 
