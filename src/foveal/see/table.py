@@ -17,6 +17,7 @@ NAMES = {
     "center_mass": "Center-mass",
     "true_positive_strength": "True-positive strength",
     "true_positive_strength_last": "True-positive strength, last gate",
+    "true_positive_strength_resized": "True-positive strength, maps stretched",
 }
 OF_THE_DATA = {"target_area"}  # metrics that describe the data, the same for every model
 
