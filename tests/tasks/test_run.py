@@ -14,10 +14,11 @@ from tiny import hears_ctrl_c, write_recipe
 
 from foveal.data.scenes import Scenes
 from foveal.errors import DivergedError, InterruptedRunError, RunError, UserError
+from foveal.files import writing
 from foveal.recipe import load
 from foveal.tasks import evaluate, fit, folder, run
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import SafeCheckpointIO, writing
+from foveal.tasks.folder import SafeCheckpointIO
 from foveal.tasks.refer import Refer
 from foveal.tasks.run import build_source, load_model
 

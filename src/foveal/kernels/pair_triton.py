@@ -115,6 +115,18 @@ def _rates(into_labelled, into_all, labelled, everything, graph, N, m):
 
 
 @triton.jit
+def _into(
+    rows, columns, m, n, row, column, base_l, factor_l, base_u, factor_u, target, table, of, N, C, scale,
+    RULE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the affinities of a tile of rows ``m`` and columns ``n``, but for the scale."""
+    x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
+    hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
+    e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
+    return e * tl.where(hit, factor_l[:, None], factor_u[:, None])
+
+
+@triton.jit
 def _into_q(
     q, k, labels, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
     D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
@@ -131,10 +143,10 @@ def _into_q(
         n = first + tl.arange(0, BN)
         columns = _vectors(k, graph, N, D, n, BD)
         column = _labels(labels, graph, N, n)
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
-        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
-        e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
-        into = e * tl.where(hit, factor_l[:, None], factor_u[:, None])
+        into = _into(
+            rows, columns, m, n, row, column, base_l, factor_l, base_u, factor_u, target, table, of, N, C, scale,
+            RULE, PRECISION,
+        )  # fmt: skip
         if columns.dtype == tl.float16:  # has no room for numbers this small
             total = tl.dot(into, columns.to(tl.float32), total)
         else:
@@ -161,10 +173,10 @@ def _into_k(
         rows = _vectors(q, graph, N, D, m, BD)
         row = tl.maximum(_labels(labels, graph, N, m), -1)
         base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
-        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
-        e = tl.exp2(x - tl.where(hit, base_l[:, None], base_u[:, None]))
-        into = e * tl.where(hit, factor_l[:, None], factor_u[:, None])
+        into = _into(
+            rows, columns, m, n, row, column, base_l, factor_l, base_u, factor_u, target, table, of, N, C, scale,
+            RULE, PRECISION,
+        )  # fmt: skip
         # Turned around only now: a thread then has few rows, and keeps little of what belongs to them.
         if rows.dtype == tl.float16:
             total = tl.dot(into.T, rows.to(tl.float32), total)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -15,7 +14,7 @@ from string import Template
 import torch
 
 import foveal
-from foveal.errors import RunError
+from foveal.files import write_text
 from foveal.see import curves
 from foveal.see.cards import data_uri, gates_html
 from foveal.see.class_maps import TopClasses, class_maps, read_top_classes
@@ -52,7 +51,9 @@ def report(run_dir: str | Path | Sequence[str | Path], out: str | Path | None = 
     foveal.errors.RunError: no run in ...: a run folder holds recipe.yaml; ...
     """
     runs = read_runs(run_dir)
-    return _write(_place(run_dir, out), page(runs))
+    path = _place(run_dir, out)
+    write_text(path, page(runs), "Give another place with `out`")
+    return path
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -273,19 +274,3 @@ def _place(run_dir: str | Path | Sequence[str | Path], out: str | Path | None) -
     folders = [run_dir] if isinstance(run_dir, str | Path) else list(run_dir)
     common = os.path.commonpath([Path(folder).absolute() for folder in folders]) if len(folders) > 1 else folders[0]
     return Path(common) / "report.html"
-
-
-def _write(path: Path, text: str) -> Path:
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".html", delete=False) as file:
-            temporary = Path(file.name)
-            file.write(text)
-        temporary.chmod(0o644)  # temporary files are private; a report is for showing
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise RunError(f"cannot write {path}: {error.strerror}; give another place with `out`") from error
-    return path

@@ -20,7 +20,7 @@ from rich.table import Column
 from torch import Tensor
 
 from foveal.errors import DivergedError
-from foveal.tasks.folder import write_text
+from foveal.files import write_text
 
 WARM_UP = 10  # steps
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step

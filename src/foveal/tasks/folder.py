@@ -14,7 +14,6 @@ import os
 import platform
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
@@ -28,6 +27,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from foveal.errors import RunError
+from foveal.files import write_text, writing
 from foveal.recipe import Recipe, load
 
 try:
@@ -38,40 +38,9 @@ except ImportError:  # pragma: no cover (Windows: two processes in one folder ar
 PACKAGES = ("foveal", "torch", "torchvision", "timm", "lightning", "torchmetrics", "numpy", "scikit-learn")
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that replaces it if the block succeeds; otherwise the old file stays."""
-    partial = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
-        os.close(handle)
-        partial = Path(name)
-        partial.chmod(0o644)
-        yield partial
-        with open(partial, "rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        raise RunError(
-            f"cannot write {path}: {error.strerror or error}; what was there before is untouched. "
-            "Free some space or choose another --out, then resume"
-        ) from error
-    finally:
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-
-
 def quoted(path: Path) -> str:
     """A path as it is typed in a shell."""
     return shlex.quote(str(path))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file, all of it or nothing."""
-    with writing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -23,9 +23,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from foveal.errors import InterruptedRunError, TrainingError, UserError, unknown
+from foveal.files import write_text
 from foveal.recipe import Recipe, available, load
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import check_recipe, write_text
+from foveal.tasks.folder import check_recipe
 from foveal.tasks.run import fit, read_result
 
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end

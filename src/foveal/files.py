@@ -1,0 +1,48 @@
+"""Files that are written whole or not at all: a crash or a full disk never destroys what was good."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from foveal.errors import RunError
+
+ELSEWHERE = "Free some space or choose another --out, then resume"
+
+
+@contextlib.contextmanager
+def writing(path: Path, otherwise: str = ELSEWHERE) -> Iterator[Path]:
+    """A temporary file beside ``path`` that replaces it if the block succeeds; otherwise the old file stays.
+
+    Args:
+        path: the file.
+        otherwise: what to do if it cannot be written, for the error's message.
+    """
+    partial = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        os.close(handle)
+        partial = Path(name)
+        partial.chmod(0o644)  # temporary files are private
+        yield partial
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        raise RunError(
+            f"cannot write {path}: {error.strerror or error}; what was there before is untouched. {otherwise}"
+        ) from error
+    finally:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, otherwise: str = ELSEWHERE) -> None:
+    """Write a text file, all of it or nothing; arguments as in :func:`writing`."""
+    with writing(path, otherwise) as partial:
+        partial.write_text(text, encoding="utf-8")
