@@ -98,6 +98,12 @@ TABLES = {  # the tables that are expected, whatever the file holds
         "aw/table1": Expected("the paper's table", _TOP, _RESNETS + _MOBILENETS, ("ImageNet",)),
     },
     "icasc": {
+        "icasc/confusion": Expected(
+            "a generated set on which classes are confused",
+            _TOP[:1],
+            ("baseline", "ICASC Grad-CAM", "ICASC A_ch", "sharpened"),
+            ("two objects",),
+        ),
         "icasc/voc2012": Expected("the supplement's settings", _MAP, _rows("ResNet-18"), ("VOC 2012",)),
         "icasc/voc2012-lite": Expected("a small pretrained network", _MAP, _rows("Lite0"), ("VOC 2012",)),
         "icasc/ablation": Expected("VOC 2012, the small network, A_ch unless said", _MAP, _SHARPENED, ("VOC 2012",)),
@@ -179,6 +185,9 @@ def results(paper: str, folder: Path = RESULTS) -> str:
 
 
 COMPARED = {  # pairs of recipes of which the second might be better
+    "icasc": tuple(
+        ("accuracy", "demo/confusion-baseline", f"demo/confusion-{other}") for other in ("gradcam", "ach", "sharpened")
+    ),
     "fan-documents": (
         ("accuracy", "fan/news-hatt", "fan/news-fan-unsup"),
         ("accuracy", "fan/news-fan-unsup", "fan/news-fan-sup"),

@@ -194,6 +194,7 @@ def reproduce(
     table: Annotated[str, typer.Argument(help="A paper's table, e.g. hattnet/table1; see foveal list tables.")],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of every cell.")] = 1,
+    first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
     csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
@@ -203,7 +204,7 @@ def reproduce(
     from foveal.see import report
     from foveal.tasks.reproduce import cells, run_all, spread, summarise, write_csv
 
-    todo = cells(table, seeds, out, overrides or [])
+    todo = cells(table, seeds, out, overrides or [], first_seed)
     done = sum(cell.done for cell in todo)
     _say(f"{table}: {len(todo)} runs, {done} finished before")
     failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=_say)

@@ -61,19 +61,22 @@ def tables() -> dict[str, list[str]]:
     return found
 
 
-def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
+def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = (), first_seed: int = 0) -> list[Cell]:
     """All runs of ``table``, each in ``out/table/recipe/seed``."""
     known = tables()
     if table not in known:
         raise unknown("table", table, known)
-    return named_cells(known[table], seeds, out / table, overrides)
+    return named_cells(known[table], seeds, out / table, overrides, first_seed)
 
 
-def named_cells(names: Iterable[str], seeds: int, out: Path, overrides: Iterable[str] = ()) -> list[Cell]:
+def named_cells(
+    names: Iterable[str], seeds: int, out: Path, overrides: Iterable[str] = (), first_seed: int = 0
+) -> list[Cell]:
     """Runs of the recipes ``names`` in ``out/recipe/seed``: seed by seed, slowest models first."""
-    if seeds < 1:
-        raise UserError(f"--seeds {seeds}: expected at least one")
-    recipes = [load(name, [*overrides, f"seed={seed}"]) for name in names for seed in range(seeds)]
+    if seeds < 1 or first_seed < 0:
+        raise UserError(f"--seeds {seeds} --first-seed {first_seed}: expected at least one, from 0 on")
+    numbers = range(first_seed, first_seed + seeds)
+    recipes = [load(name, [*overrides, f"seed={seed}"]) for name in names for seed in numbers]
     recipes.sort(key=lambda r: (r.seed, SLOWEST.index(r.model["name"]) if r.model["name"] in SLOWEST else 0))
     return [Cell(r, out / Path(r.name).name / f"seed{r.seed}") for r in recipes]
 
