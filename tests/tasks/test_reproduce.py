@@ -10,10 +10,10 @@ import time
 import pytest
 from tiny import hears_ctrl_c, write_recipe
 
-from foveal.errors import RunError, UnknownNameError
+from foveal.errors import RunError, UnknownNameError, UserError
 from foveal.recipe import Published, load
 from foveal.tasks import reproduce
-from foveal.tasks.reproduce import Cell, cells, run_all, summarise, tables, write_csv
+from foveal.tasks.reproduce import Cell, cells, named_cells, run_all, summarise, tables, write_csv
 
 
 def tiny_cells(folder, seeds=2):
@@ -144,3 +144,10 @@ def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
     write_csv(path, [{**row, "recipe": "another"} for row in rows])  # a table of which only one cell was run
     with open(path, newline="") as file:
         assert len(list(csv.DictReader(file))) == 6
+
+
+def test_seeds_may_begin_elsewhere(tmp_path):
+    found = named_cells(["demo/soft", "demo/hard"], 2, tmp_path, first_seed=5)
+    assert [(cell.recipe.seed, cell.out.name) for cell in found] == [(5, "seed5")] * 2 + [(6, "seed6")] * 2
+    with pytest.raises(UserError, match="first-seed"):
+        named_cells(["demo/soft"], 1, tmp_path, first_seed=-1)
