@@ -153,7 +153,7 @@ def test_the_splits_do_not_overlap_and_lose_nothing():
 
 def test_the_test_texts_may_choose_the_epoch(tmp_path):
     data = source(folder_of_texts(tmp_path), val_fraction=0.0)
-    assert "chosen by the test texts" in data.describe()
+    assert "the same texts" in data.describe()
     val, test = (torch.cat([b["words"] for b in data.loader(s, 5, device=CPU)]) for s in ("val", "test"))
     assert torch.equal(val, test)
     assert len(data.tensors("train")["labels"]) == 40

@@ -1,5 +1,7 @@
 """The log-sums of a matrix that is never stored, against the matrix."""
 
+import sys
+
 import pytest
 import torch
 
@@ -84,6 +86,41 @@ def test_fused_equals_the_pieces(rule, count, width, dtype, monkeypatch):
     into = torch.randn(2, *q.shape[:2], generator=torch.Generator().manual_seed(1)).to(device)
     found, expected = (side.backward(*into, *expected, *given) for side in (pair_triton, _PIECES))
     torch.testing.assert_close(found, expected, **({} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-3}))
+
+
+@pytest.mark.parametrize("rule", range(5))
+def test_fused_sums_of_whole_graphs(rule, monkeypatch):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
+    q, k, valid, labels = sides(3, 37, 20, dtype=torch.float32)
+    pairs = list(rules(labels))[rule]
+    q, k = q.requires_grad_(), k.requires_grad_()
+    expected = torch.stack(reference(q, k, valid, pairs, 0.7)).logsumexp(2)
+    given = [q, k, valid, pairs.target, pairs.owner, pairs.table]
+    given = [x if x is None else x.detach().to(device) for x in given] + [pairs.rule, 0.7]
+    found = pair_triton.forward_whole(*given)
+    torch.testing.assert_close(torch.stack(found).cpu(), expected.detach(), atol=1e-5, rtol=1e-5)
+    assert expected.isneginf().any()  # a graph without pairs has no gradient
+    into = torch.tensor([[0.7, -1.3, 0.4], [0.2, 0.9, -0.8]])
+    total = (expected.masked_fill(expected.isneginf(), 0) * into).sum()
+    gradients = [x.nan_to_num() for x in torch.autograd.grad(total, (q, k))]
+    found = pair_triton.backward(*into.to(device), *found, *given)
+    torch.testing.assert_close([x.cpu() for x in found], gradients, atol=1e-5, rtol=1e-4)
+
+
+def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
+    """As on a GPU: the loss and its gradients are those of the other way."""
+    q, k, valid, labels = sides(3, 37, 20, dtype=torch.float32)
+    found = []
+    for fused in (False, True):
+        monkeypatch.setattr(sys.modules["foveal.supervise.center_mass"], "fused", lambda q, fused=fused: fused)
+        if fused:
+            monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
+            monkeypatch.setattr(torch.ops.foveal, "pair_mass_backward", pair_triton.backward)
+        sides_ = [x.detach().requires_grad_() for x in (q, k)]
+        loss = center_mass_loss(tuple(sides_), labels, valid, related="different")
+        found.append((loss.detach(), torch.autograd.grad(loss, sides_)))
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
 
 
 class _PIECES:

@@ -211,7 +211,7 @@ class DocumentData:
     def describe(self) -> str:
         """One line on what the data is."""
         o, count = self.options, {split: self.count(split) for split in SPLITS}
-        same = "" if "val" in self._splits else " (the epoch is chosen by the test texts)"
+        same = "" if "val" in self._splits else " (validation and test are the same texts)"
         parts = [
             f"{self.format.title}: {count['train']:,} / {count['val']:,} / {count['test']:,} texts{same} of "
             f"{len(self.answers)} classes",

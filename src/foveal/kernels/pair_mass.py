@@ -159,7 +159,8 @@ _OPERATOR = torch.library.custom_op("foveal::pair_mass", _forward, mutates_args=
 _GRADIENT = torch.library.custom_op("foveal::pair_mass_backward", _backward, mutates_args=())
 
 
-def _fused(q: Tensor) -> bool:
+def fused(q: Tensor) -> bool:
+    """Whether :func:`graph_mass` serves q and k like these."""
     if not fused_available(q.device):
         return False
     from foveal.kernels import pair_triton
@@ -167,9 +168,17 @@ def _fused(q: Tensor) -> bool:
     return pair_triton.serves(q)
 
 
+def graph_mass(q: Tensor, k: Tensor, valid: Tensor, pairs: Pairs, scale: float) -> tuple[Tensor, Tensor]:
+    """Log-sums of the labelled and of all valid pairs of every graph, (B,) each, where :func:`fused` says so.
+
+    Arguments as in :func:`pair_mass`, whose results it adds up.
+    """
+    return torch.ops.foveal.graph_mass(q, k, valid, pairs.target, pairs.owner, pairs.table, pairs.rule, scale)
+
+
 @_OPERATOR.register_kernel("cuda")
 def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    if not _fused(q):
+    if not fused(q):
         return _forward(q, *rest)
     from foveal.kernels import pair_triton
 
@@ -179,16 +188,30 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 @_GRADIENT.register_kernel("cuda")
 def _(into_labelled: Tensor, into_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, *rest: Any) -> Any:
     sums = (into_labelled, into_all, labelled, everything)
-    if not _fused(q):
+    if not fused(q):
         return _backward(*sums, q, *rest)
     from foveal.kernels import pair_triton
 
     return pair_triton.backward(*sums, q, *rest)
 
 
+@torch.library.custom_op("foveal::graph_mass", mutates_args=())
+def _whole(
+    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    from foveal.kernels import pair_triton
+
+    return pair_triton.forward_whole(q, k, valid, target, owner, table, rule, scale)
+
+
 @_OPERATOR.register_fake
 def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
     return q.new_empty(q.shape[:2], dtype=_wide(q)), q.new_empty(q.shape[:2], dtype=_wide(q))
+
+
+@_whole.register_fake
+def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty(len(q), dtype=_wide(q)), q.new_empty(len(q), dtype=_wide(q))
 
 
 @_GRADIENT.register_fake
@@ -212,3 +235,4 @@ def _differentiate(ctx: Any, into_labelled: Tensor, into_all: Tensor) -> tuple[T
 
 
 _OPERATOR.register_autograd(_differentiate, setup_context=_keep)
+_whole.register_autograd(_differentiate, setup_context=_keep)

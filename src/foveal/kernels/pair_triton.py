@@ -7,12 +7,15 @@ the gradients of these, a pair's affinity receives::
     labelled: exp(ω − L) · (l + a · exp(L − A))          other: exp(ω − A) · a
 
 which needs one exponential again. The gradients of q and k are two kernels, one over rows and one over columns: nothing
-is added up by several programs, so results repeat exactly.
+is added up by several programs, so results repeat exactly. With log-sums of whole graphs instead of rows (WHOLE) all of
+this stays the same, L, A, l and a being those of the graph.
 """
 
 # mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -99,14 +102,34 @@ def _forward(
 
 
 @triton.jit
-def _rates(into_labelled, into_all, labelled, everything, graph, N, m):
-    """What the pairs of each row are multiplied by and relative to: base and factor if labelled, and if not."""
+def _log_sum(rows, graph, N, BLOCK: tl.constexpr):
+    """Log-sum of the values of a graph's rows."""
+    top, total = -float("inf"), 0.0
+    for first in range(0, N, BLOCK):
+        m = first + tl.arange(0, BLOCK)
+        x = tl.load(rows + graph * N + m, mask=m < N, other=-float("inf"))
+        new = tl.maximum(top, tl.max(x, 0))
+        base = tl.where(new == -float("inf"), 0.0, new)
+        total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base), 0)
+        top = new
+    return top + tl.log(total)
+
+
+@triton.jit
+def _sum_rows(labelled, everything, all_labelled, all_everything, N, BLOCK: tl.constexpr):
+    graph = tl.program_id(0).to(tl.int64)
+    tl.store(all_labelled + graph, _log_sum(labelled, graph, N, BLOCK))
+    tl.store(all_everything + graph, _log_sum(everything, graph, N, BLOCK))
+
+
+@triton.jit
+def _rates(into_labelled, into_all, labelled, everything, at, inside):
+    """What pairs are relative to and multiplied by, if they are labelled and if not, from the sums at ``at``."""
     LOG2E: tl.constexpr = 1.4426950408889634
-    at, inside = graph * N + m, m < N
     log_l = tl.load(labelled + at, mask=inside, other=-float("inf"))
     log_all = tl.load(everything + at, mask=inside, other=-float("inf"))
     into_l, into_a = tl.load(into_labelled + at, mask=inside, other=0.0), tl.load(into_all + at, mask=inside, other=0.0)
-    # A row without pairs has no gradient: relative to infinity its exponentials are zero.
+    # What has no pairs has no gradient: relative to infinity its exponentials are zero.
     none_l, none = log_l == -float("inf"), log_all == -float("inf")
     base_l, base_u = tl.where(none_l, float("inf"), log_l), tl.where(none, float("inf"), log_all)
     into_a = tl.where(none, 0.0, into_a)
@@ -129,7 +152,8 @@ def _into(
 @triton.jit
 def _into_q(
     q, k, labels, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
-    D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, WHOLE: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
     graph = tl.program_id(1).to(tl.int64)
@@ -137,7 +161,9 @@ def _into_q(
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     rows = _vectors(q, graph, N, D, m, BD)
     row = tl.maximum(_labels(labels, graph, N, m), -1)
-    base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
+    at = graph + m * 0 if WHOLE else graph * N + m
+    inside = _labels(labels, graph, N, m) != -2
+    base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, at, inside)
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
@@ -159,7 +185,8 @@ def _into_q(
 @triton.jit
 def _into_k(
     q, k, labels, target, table, owner, labelled, everything, into_labelled, into_all, out, N, C, scale,
-    D: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+    D: tl.constexpr, WHOLE: tl.constexpr, RULE: tl.constexpr, PRECISION: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
     graph = tl.program_id(1).to(tl.int64)
@@ -168,11 +195,22 @@ def _into_k(
     columns = _vectors(k, graph, N, D, n, BD)
     column = _labels(labels, graph, N, n)
     total = tl.zeros((BM, BD), tl.float32)
+    if WHOLE:
+        all_l, all_factor_l, all_u, all_factor_u = _rates(
+            into_labelled, into_all, labelled, everything, graph, graph >= 0
+        )
     for first in range(0, N, BN):
         m = first + tl.arange(0, BN)
         rows = _vectors(q, graph, N, D, m, BD)
-        row = tl.maximum(_labels(labels, graph, N, m), -1)
-        base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, graph, N, m)
+        row = _labels(labels, graph, N, m)
+        inside = row != -2
+        row = tl.maximum(row, -1)
+        if WHOLE:
+            base_l, base_u = tl.where(inside, all_l, float("inf")), tl.where(inside, all_u, float("inf"))
+            factor_l, factor_u = tl.zeros((BN,), tl.float32) + all_factor_l, tl.zeros((BN,), tl.float32) + all_factor_u
+        else:
+            at = graph * N + m
+            base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, at, inside)
         into = _into(
             rows, columns, m, n, row, column, base_l, factor_l, base_u, factor_u, target, table, of, N, C, scale,
             RULE, PRECISION,
@@ -203,8 +241,8 @@ def tiles(q: Tensor) -> list[tuple[int, ...]]:
     return [tile for tile in TILES if tile[0] <= 64 or not large]
 
 
-def _run(kernel, given, outputs, rule: str, scale: float) -> None:
-    """Launch ``kernel`` over B graphs of N entities with its fastest tile."""
+def _run(kernel, given, outputs, rule: str, scale: float, *more: bool) -> None:
+    """Launch ``kernel`` over B graphs of N entities with its fastest tile; ``more`` are constants of its own."""
     q, k, labels, target, table, owner, *rest = given
     graphs, count, width = q.shape
     deep = max(16, triton.next_power_of_2(width))
@@ -214,11 +252,11 @@ def _run(kernel, given, outputs, rule: str, scale: float) -> None:
         rows, columns, warps, stages = tile
         kernel[triton.cdiv(count, rows), graphs](
             q, k, labels, target, target if table is None else table, owner, *rest, *outputs, count,
-            0 if table is None else table.shape[-1], scale * LOG2E, width, rule, "ieee" if exact else "tf32",
+            0 if table is None else table.shape[-1], scale * LOG2E, width, *more, rule, "ieee" if exact else "tf32",
             rows, columns, deep, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    launch(fastest((kernel.__name__, q.dtype, rule, graphs, count, deep), tiles(q), launch, q.device))
+    launch(fastest((kernel.__name__, q.dtype, rule, more, graphs, count, deep), tiles(q), launch, q.device))
 
 
 def _given(
@@ -233,11 +271,19 @@ def _given(
 def forward(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """As :func:`foveal.kernels.pair_mass.pair_mass`."""
+    """Log-sums of every row, as :func:`foveal.kernels.pair_mass.pair_mass`."""
     given = _given(q, k, valid, target, table, owner, rule)
     labelled = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     everything = torch.empty_like(labelled)
     _run(_forward, given, (labelled, everything), rule, scale)
+    return labelled, everything
+
+
+def forward_whole(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Log-sums of every graph (B,); arguments as in :func:`forward`."""
+    rows = forward(q, *rest)
+    labelled, everything = (torch.empty(len(q), dtype=torch.float32, device=q.device) for _ in range(2))
+    _sum_rows[(len(q),)](*rows, labelled, everything, q.shape[1], 1024)
     return labelled, everything
 
 
@@ -255,10 +301,11 @@ def backward(
     rule: str,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and k from those of both log-sums."""
+    """Gradients of q and k from those of both log-sums, of rows (B, N) or of graphs (B,)."""
     sums = [x.contiguous() for x in (labelled, everything, into_labelled, into_all)]
     given = [*_given(q, k, valid, target, table, owner, rule), *sums]
     into_q, into_k = torch.empty_like(given[0]), torch.empty_like(given[1])  # type: ignore[arg-type]
-    _run(_into_q, given, (into_q,), rule, scale)
-    _run(_into_k, given, (into_k,), rule, scale)
+    whole = labelled.ndim == 1
+    _run(_into_q, given, (into_q,), rule, scale, whole)
+    _run(_into_k, given, (into_k,), rule, scale, whole)
     return into_q, into_k

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foveal.errors import UserError, unknown
-from foveal.kernels.pair_mass import Pairs, pair_mass
+from foveal.kernels.pair_mass import Pairs, fused, graph_mass, pair_mass
 
 Over = Literal["matrix", "row"]
 Shape = Literal["focal", "l2", "smooth_l1"]
@@ -163,11 +163,11 @@ def _log_mass(
     pairs = _pairs(target, related, batch, count, device)
     valid = _valid(mask, batch, count, device)
     if isinstance(logits, Tensor):
-        labelled, everything = _masses(logits, valid, pairs)
+        sums = torch.stack(_masses(logits, valid, pairs)).view(2, *batch, count)
     else:
-        labelled, everything = _pair_masses(logits, valid, pairs, scale)
-    sums = torch.stack([labelled, everything]).view(2, *batch, count)
-    if over == "matrix":
+        sums = torch.stack(_pair_masses(logits, valid, pairs, scale, over))
+        sums = sums.view(2, *batch, *sums.shape[2:])
+    if over == "matrix" and sums.ndim == 2 + len(batch):
         sums = _log_sum(sums)
     has = sums[0] != -torch.inf
     # Where nothing is labelled, 0 and not minus infinity: what is multiplied by zero afterwards must be finite.
@@ -190,10 +190,12 @@ def _masses(logits: Tensor, valid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor
 
 
 def _pair_masses(
-    logits: tuple[Tensor, Tensor], valid: Tensor, pairs: Pairs, scale: float | None
+    logits: tuple[Tensor, Tensor], valid: Tensor, pairs: Pairs, scale: float | None, over: Over
 ) -> tuple[Tensor, Tensor]:
+    """The same from q and k, without a matrix; (B,) where a kernel adds up the rows of a graph as well."""
     q, k = (side.reshape(-1, *side.shape[-2:]) for side in logits)
-    return pair_mass(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
+    sums = graph_mass if over == "matrix" and fused(q) else pair_mass
+    return sums(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 # What may be given ----------------------------------------------------------
