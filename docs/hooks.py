@@ -360,7 +360,7 @@ def bars(title: str, rows: list[Row]) -> str:
     )
 
 
-COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7")
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
 
 
 # Keys, datasets and models ------------------------------------------------
