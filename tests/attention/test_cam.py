@@ -539,3 +539,14 @@ def test_a_single_position_is_no_map() -> None:
     model = timm.create_model("resnet18", num_classes=3).eval()
     with pytest.raises(UserError, match=r"layer layer4 puts out \(2, 512, 1, 1\), which is no map"):
         foveal.cam(model, images(2, (32, 32)), 1)
+
+
+def test_second_order_is_possible_with_kernel_shaped_attention():
+    """On small maps AW-convolution has a form that can be differentiated once only; it is not used then."""
+    model = foveal.create_model("aw_cifar_resnet20", num_classes=4).train()
+    x, y = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        maps = [foveal.cam(model, x, y, at="layer2", order=order).square().sum() for order in (1, 2)]
+    first, second = (torch.autograd.grad(each, model.conv1.weight)[0] for each in maps)
+    assert not torch.allclose(first, second)

@@ -78,6 +78,7 @@ def test_fused_equals_the_pieces(rule, count, width, dtype, monkeypatch):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
     q, k, valid, labels = (x.to(device) for x in sides(3, count, width, dtype=torch.float32))
+    q[~valid] = k[~valid] = torch.nan  # padding may hold anything
     pairs = list(rules(labels.cpu()))[rule]
     table = None if pairs.table is None else pairs.table.to(device)
     given = (q.to(dtype), k.to(dtype), valid, pairs.target.to(device), pairs.owner.to(device), table, pairs.rule, 0.7)
@@ -113,7 +114,7 @@ def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
     q, k, valid, labels = sides(3, 37, 20, dtype=torch.float32)
     found = []
     for fused in (False, True):
-        monkeypatch.setattr(sys.modules["foveal.supervise.center_mass"], "fused", lambda q, fused=fused: fused)
+        monkeypatch.setattr(sys.modules["foveal.supervise.center_mass"], "fused", lambda q, k, fused=fused: fused)
         if fused:
             monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
             monkeypatch.setattr(torch.ops.foveal, "pair_mass_backward", pair_triton.backward)
@@ -154,6 +155,26 @@ def test_every_tile_on_a_gpu(rule, dtype):
                 assert torch.equal(finite, a.isfinite())
                 apart = (a - b)[finite].float().norm() / b[finite].float().norm()
                 assert apart < (1e-4 if dtype == torch.float32 else 1e-2), (tile, float(apart))
+
+
+def test_padding_may_hold_anything():
+    """Also numbers so large that their exponentials overflow."""
+    q, k, valid, labels = sides(2, 6, 4, dtype=torch.float32)
+    valid = torch.tensor([[True] * 4 + [False] * 2] * 2)
+    found = []
+    for rubbish in (0.0, 40.0, torch.nan):
+        given = [torch.where(valid[:, :, None], 3 * x, rubbish).requires_grad_() for x in (q, k)]
+        loss = center_mass_loss(tuple(given), labels, valid, related="different")
+        found.append((loss.detach(), torch.autograd.grad(loss, given)))
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+def test_gradients_of_turned_tensors_have_the_strides_that_the_compiler_expects():
+    q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
+    q, k = (x.mT.contiguous().mT.requires_grad_() for x in (q, k))
+    arguments = (q, k, valid, labels, torch.arange(2), None, "different", 0.5)
+    torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
 
 
 def test_the_operators_are_well_formed():

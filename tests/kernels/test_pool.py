@@ -18,10 +18,14 @@ def test_equals_adaptive_pooling(sides, size):
     torch.testing.assert_close(torch.autograd.grad(found, x, into), torch.autograd.grad(expected, x, into))
 
 
-def test_half_precision_is_summed_in_float32():
-    x = torch.randn(2, 8, 28, 28).to(memory_format=torch.channels_last)
-    expected = F.adaptive_avg_pool2d(x.bfloat16().float(), (3, 3))
-    torch.testing.assert_close(average_by_product(x.bfloat16(), (3, 3)).float(), expected, atol=5e-3, rtol=1e-2)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-10)])
+@pytest.mark.parametrize("level", [0.01, 60.0])
+def test_half_precision_neither_overflows_nor_loses_more_than_one_rounding(dtype, error, level):
+    x = (level * (1 + 0.1 * torch.randn(2, 8, 112, 112))).to(dtype)
+    expected = F.adaptive_avg_pool2d(x.float(), (3, 3))
+    found = average_by_product(x, (3, 3))
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=0, rtol=error)
 
 
 def test_windows_are_kept_for_training_too():

@@ -212,3 +212,9 @@ def test_bad_input_says_what_to_do() -> None:
         consistency(torch.rand(2, 4, 4), torch.rand(3, 4, 4))
     with pytest.raises(UserError, match="unknown source 'first'"):
         consistency(torch.rand(2, 4, 4), torch.rand(2, 4, 4), source="first")
+
+
+def test_a_vanished_confuser_map_has_a_gradient_of_ordinary_size():
+    target, confuser = torch.rand(2, 4, 4), torch.zeros(2, 4, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(separability(target, confuser, normalise=True), confuser)
+    assert gradient.abs().max() < 10

@@ -41,6 +41,15 @@ def test_file(tmp_path):
     assert "+13.33 points" in result.output
 
 
+def test_only_runs_of_the_same_seed_are_pairs(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2 0.4,1 2 3\nb,accuracy,0.5 0.3 0.2,3 2 1\n")
+    assert compare(path, "a", "b").difference == pytest.approx(0.1)
+    path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2,1 2\nb,accuracy,0.5 0.3,0 1\n")
+    with pytest.raises(UserError, match="a has seeds 1, 2, b has 0, 1"):
+        compare(path, "a", "b")
+
+
 @pytest.mark.parametrize("content", ["", "no,such,columns\n1,2,3\n", HEAD + "t,a,accuracy,high\n", "\xff\x00"])
 def test_other_files(tmp_path, content):
     path = tmp_path / "results.csv"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from foveal.attention.layers import is_depthwise, spatial_convolutions
 from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fusable
+from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fusable, once_will_do
 from foveal.kernels.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
@@ -226,14 +226,18 @@ class KernelAttention(Kernel):
             return "grouped"
         if torch.compiler.is_exporting():
             return "taps"  # the only one that leaves the size of the batch open
-        if fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
+        if once_will_do() and fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
             return "fused"
-        if self.path == "fused":
+        if self.path == "fused" and once_will_do():
             note_plain()
         if conv.kernel_size == (1, 1):
             return "taps"
         # A kernel for each sample is the fastest of the plain forms while it is smaller than what products keep.
-        if conv.groups == 1 and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]:
+        if (
+            once_will_do()
+            and conv.groups == 1
+            and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]
+        ):
             return "products"
         return "taps" if len(x) * conv.weight.numel() > LARGEST else "grouped"
 

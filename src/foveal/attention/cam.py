@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from foveal.attention.graph import between, once_only, runs_once
 from foveal.attention.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
+from foveal.kernels.aw import differentiable_twice
 
 Kind = Literal["channel", "gradcam"]
 BatchNorm = Literal["coupled", "frozen"]
@@ -152,11 +153,12 @@ def check_order(order: int) -> None:
 
 @contextmanager
 def twice_differentiable(order: int) -> Iterator[None]:
-    """For order 2, run ``scaled_dot_product_attention`` in the one form whose backward can be differentiated."""
+    """For order 2, run fused attention and AW-convolution in forms whose backward can be differentiated."""
     check_order(order)
     with ExitStack() as stack:
         if order == 2:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(differentiable_twice())
         yield
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -11,6 +13,24 @@ from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from foveal.kernels.support import fused_available
+
+_once = True  # whether what can be differentiated only once will do
+
+
+@contextlib.contextmanager
+def differentiable_twice() -> Iterator[None]:
+    """Inside, AW-convolutions use forms that can be differentiated twice; not for several threads."""
+    global _once
+    before, _once = _once, False
+    try:
+        yield
+    finally:
+        _once = before
+
+
+def once_will_do() -> bool:
+    """Whether a form that can be differentiated only once may be used."""
+    return _once
 
 
 def conv_per_sample(
@@ -144,6 +164,8 @@ def _windows(
     """For each kernel position, the rows and columns of padded ``images`` (N, H, W, C) that it meets."""
 
     def along(axis: int, position: int) -> slice:
+        if images.shape[1 + axis] < dilation[axis] * (kernel[axis] - 1) + 1:
+            raise ValueError(f"the kernel is larger than the padded map, {tuple(images.shape[1:3])}")
         last = (images.shape[1 + axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis]
         first = position * dilation[axis]
         return slice(first, first + last * stride[axis] + 1, stride[axis])

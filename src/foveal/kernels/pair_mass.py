@@ -139,10 +139,11 @@ def _backward(
 ) -> tuple[Tensor, Tensor]:
     pairs = Pairs(rule, target, owner, table)
     into_q, into_k = q.new_zeros(q.shape, dtype=_wide(q)), k.new_zeros(k.shape, dtype=_wide(q))
-    # A row without pairs has no gradient: its exponentials are zero, and so must be what they are multiplied by.
+    q, k = (side.masked_fill(~valid[:, :, None], 0) for side in (q, k))  # padding may hold anything
+    # A row without pairs has no gradient: relative to infinity its exponentials are zero.
     empty, none = labelled.isneginf(), everything.isneginf()
     into_labelled, into_all = into_labelled.masked_fill(empty, 0) * scale, into_all.masked_fill(none, 0) * scale
-    labelled, everything = labelled.masked_fill(empty, 0), everything.masked_fill(none, 0)
+    labelled, everything = labelled.masked_fill(empty, torch.inf), everything.masked_fill(none, torch.inf)
     with torch.autocast(q.device.type, enabled=False):
         for b, m in _pieces(*q.shape[:2]):
             wide_q, wide_k = q[b, m].to(_wide(q)), k[b].to(_wide(q))
@@ -159,13 +160,13 @@ _OPERATOR = torch.library.custom_op("foveal::pair_mass", _forward, mutates_args=
 _GRADIENT = torch.library.custom_op("foveal::pair_mass_backward", _backward, mutates_args=())
 
 
-def fused(q: Tensor) -> bool:
+def fused(q: Tensor, k: Tensor) -> bool:
     """Whether :func:`graph_mass` serves q and k like these."""
     if not fused_available(q.device):
         return False
     from foveal.kernels import pair_triton
 
-    return pair_triton.serves(q)
+    return pair_triton.serves(q, k)
 
 
 def graph_mass(q: Tensor, k: Tensor, valid: Tensor, pairs: Pairs, scale: float) -> tuple[Tensor, Tensor]:
@@ -177,22 +178,24 @@ def graph_mass(q: Tensor, k: Tensor, valid: Tensor, pairs: Pairs, scale: float) 
 
 
 @_OPERATOR.register_kernel("cuda")
-def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    if not fused(q):
-        return _forward(q, *rest)
+def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    if not fused(q, k):
+        return _forward(q, k, *rest)
     from foveal.kernels import pair_triton
 
-    return pair_triton.forward(q, *rest)
+    return pair_triton.forward(q, k, *rest)
 
 
 @_GRADIENT.register_kernel("cuda")
-def _(into_labelled: Tensor, into_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, *rest: Any) -> Any:
+def _(
+    into_labelled: Tensor, into_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, k: Tensor, *rest: Any
+) -> Any:
     sums = (into_labelled, into_all, labelled, everything)
-    if not fused(q):
-        return _backward(*sums, q, *rest)
+    if not fused(q, k):
+        return _backward(*sums, q, k, *rest)
     from foveal.kernels import pair_triton
 
-    return pair_triton.backward(*sums, q, *rest)
+    return pair_triton.backward(*sums, q, k, *rest)
 
 
 @torch.library.custom_op("foveal::graph_mass", mutates_args=())
@@ -218,7 +221,7 @@ def _(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
 def _(
     into_labelled: Tensor, into_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, k: Tensor, *_: object
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(k)
+    return q.new_empty(q.shape), k.new_empty(k.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

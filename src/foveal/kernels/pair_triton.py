@@ -42,7 +42,7 @@ def _labelled(target, table, of, N, C, m, n, row, column, RULE: tl.constexpr):
         return (tl.load(table + (of * C + row) * C + column, mask=known, other=0) != 0) & (m != n)
     if RULE == "same":
         return (row == column) & (row >= 0) & (m != n)
-    return (row ^ column) > 0  # different and both not negative; −1 or −2 against −1 is not positive either
+    return (row ^ column) > 0  # different and both not negative; true for −1 against −2 too, which is invalid
 
 
 @triton.jit
@@ -70,17 +70,18 @@ def _forward(
     q, k, labels, target, table, owner, labelled, everything, N, C, scale, D: tl.constexpr,
     RULE: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    graph = tl.program_id(1).to(tl.int64)
+    graph = tl.program_id(0).to(tl.int64)
     of = tl.load(owner + graph)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    row = _labels(labels, graph, N, m)
     rows = _vectors(q, graph, N, D, m, BD)
-    row = tl.maximum(_labels(labels, graph, N, m), -1)
+    row = tl.maximum(row, -1)
     top_l, top_u = tl.full((BM,), -float("inf"), tl.float32), tl.full((BM,), -float("inf"), tl.float32)
     sum_l, sum_u = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
-        columns = _vectors(k, graph, N, D, n, BD)
         column = _labels(labels, graph, N, n)
+        columns = _vectors(k, graph, N, D, n, BD)
         x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
         hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
         new_l = tl.maximum(top_l, tl.max(tl.where(hit, x, -float("inf")), 1))
@@ -156,19 +157,20 @@ def _into_q(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
-    graph = tl.program_id(1).to(tl.int64)
+    graph = tl.program_id(0).to(tl.int64)
     of = tl.load(owner + graph)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    m = tl.program_id(1) * BM + tl.arange(0, BM)
+    row = _labels(labels, graph, N, m)
     rows = _vectors(q, graph, N, D, m, BD)
-    row = tl.maximum(_labels(labels, graph, N, m), -1)
+    row = tl.maximum(row, -1)
     at = graph + m * 0 if WHOLE else graph * N + m
     inside = _labels(labels, graph, N, m) != -2
     base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, at, inside)
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
-        columns = _vectors(k, graph, N, D, n, BD)
         column = _labels(labels, graph, N, n)
+        columns = _vectors(k, graph, N, D, n, BD)
         into = _into(
             rows, columns, m, n, row, column, base_l, factor_l, base_u, factor_u, target, table, of, N, C, scale,
             RULE, PRECISION,
@@ -189,11 +191,11 @@ def _into_k(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
-    graph = tl.program_id(1).to(tl.int64)
+    graph = tl.program_id(0).to(tl.int64)
     of = tl.load(owner + graph)
-    n = tl.program_id(0) * BM + tl.arange(0, BM)
-    columns = _vectors(k, graph, N, D, n, BD)
+    n = tl.program_id(1) * BM + tl.arange(0, BM)
     column = _labels(labels, graph, N, n)
+    columns = _vectors(k, graph, N, D, n, BD)
     total = tl.zeros((BM, BD), tl.float32)
     if WHOLE:
         all_l, all_factor_l, all_u, all_factor_u = _rates(
@@ -201,8 +203,8 @@ def _into_k(
         )
     for first in range(0, N, BN):
         m = first + tl.arange(0, BN)
-        rows = _vectors(q, graph, N, D, m, BD)
         row = _labels(labels, graph, N, m)
+        rows = _vectors(q, graph, N, D, m, BD)
         inside = row != -2
         row = tl.maximum(row, -1)
         if WHOLE:
@@ -230,9 +232,14 @@ TILES = ((128, 128, 8, 3), (128, 64, 4, 3), (128, 64, 8, 3), (64, 64, 4, 3), (64
 """Rows and columns of a tile, warps, stages; what does not fit a device is passed over."""
 
 
-def serves(q: Tensor) -> bool:
+def serves(q: Tensor, k: Tensor) -> bool:
     """Whether these kernels take q and k of this shape and type."""
-    return q.dtype in (torch.float32, torch.bfloat16, torch.float16) and q.shape[-1] <= WIDEST and q.numel() > 0
+    return (
+        q.dtype == k.dtype
+        and q.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and q.shape[-1] <= WIDEST
+        and q.numel() > 0
+    )
 
 
 def tiles(q: Tensor) -> list[tuple[int, ...]]:
@@ -250,19 +257,24 @@ def _run(kernel, given, outputs, rule: str, scale: float, *more: bool) -> None:
 
     def launch(tile: tuple[int, ...]) -> None:
         rows, columns, warps, stages = tile
-        kernel[triton.cdiv(count, rows), graphs](
+        kernel[graphs, triton.cdiv(count, rows)](
             q, k, labels, target, target if table is None else table, owner, *rest, *outputs, count,
             0 if table is None else table.shape[-1], scale * LOG2E, width, *more, rule, "ieee" if exact else "tf32",
             rows, columns, deep, num_warps=warps, num_stages=stages,
         )  # fmt: skip
 
-    launch(fastest((kernel.__name__, q.dtype, rule, more, graphs, count, deep), tiles(q), launch, q.device))
+    key = (kernel.__name__, q.dtype, exact, q.device, rule, more, graphs, count, deep)
+    launch(fastest(key, tiles(q), launch, q.device))
 
 
 def _given(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, table: Tensor | None, owner: Tensor, rule: str
 ) -> list[Tensor | None]:
-    """What all kernels take; validity and labels as one number for each entity (see :func:`_labels`)."""
+    """What all kernels take; validity and labels as one number for each entity (see :func:`_labels`).
+
+    Padding may hold anything and becomes zero here: a mask that is itself loaded would hold up the loads of q and k.
+    """
+    q, k = (side.masked_fill(~valid[:, :, None], 0) for side in (q, k))
     labels = -1 if rule == "pairs" else target[owner].clamp_min(-1)
     labels = torch.where(valid, labels, -2).int()
     return [x if x is None else x.contiguous() for x in (q, k, labels, target, table, owner)]

@@ -19,21 +19,26 @@ def average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def average_by_product(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The same as a matrix product, summed in float32; returns float32 for half precision."""
+    """The same as a matrix product; returns float32 for half precision, rounded to it once."""
     n, c, h, w = x.shape
-    inside, area = _windows(h, w, size, x)
-    sums = inside @ x.permute(0, 2, 3, 1).reshape(n, h * w, c)
-    return (sums / area).transpose(1, 2).reshape(n, c, *size)
+    weights, rest = _windows(h, w, size, x)
+    means = weights @ x.permute(0, 2, 3, 1).reshape(n, h * w, c)
+    return (means * rest).transpose(1, 2).reshape(n, c, *size)
 
 
 def _windows(h: int, w: int, size: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which of the H·W positions are in each cell's window, 0 and 1 (cells, H·W), and how many (cells, 1), float32."""
+    """Weights of the H·W positions in each cell's mean (cells, H·W), times a number of its own (cells, 1), float32.
+
+    The weights are a power of two, exact in half precision, and so small that no sum is larger than its terms.
+    """
     key = (h, w, size, x.dtype, x.device)
     if key not in _kept or torch.compiler.is_compiling():
         with torch.inference_mode(False):
             rows, columns = (_along(side, cells, x.device) for side, cells in ((h, size[0]), (w, size[1])))
             inside = (rows[:, None, :, None] & columns[None, :, None, :]).view(size[0] * size[1], h * w)
-            made = inside.to(x.dtype), inside.sum(1, keepdim=True, dtype=torch.float32)
+            area = inside.sum(1, keepdim=True, dtype=torch.float32)
+            power = torch.exp2(area.log2().ceil())
+            made = (inside / power).to(x.dtype), power / area
         real = type(made[0]) is Tensor and not torch.compiler.is_compiling()
         if not real or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return made  # of a trace or a recording, and nothing outside it

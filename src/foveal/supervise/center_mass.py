@@ -49,7 +49,8 @@ def center_mass(
             (..., N, d) each: then ω = scale · q kᵀ, and no matrix is ever stored, neither here nor in the backward
             pass. A logit of minus infinity is a pair that is not valid.
         target: bool (..., N, N), true for the pairs that attention should rest on; its diagonal is ignored. With
-            ``related``: a label for each entity, int (..., N), negative for an entity that is in no labelled pair.
+            ``related``: a label for each entity, int (..., N), negative for an entity that is in no labelled pair and
+            below 2³¹.
         mask: bool (..., N), true for real entities and false for padding; all are real if left out.
         over: ``matrix``, one softmax over all pairs, or ``row``, one softmax a row.
         related: which labels make a labelled pair: ``different`` or ``same`` ones, or those that a table has, bool
@@ -194,7 +195,7 @@ def _pair_masses(
 ) -> tuple[Tensor, Tensor]:
     """The same from q and k, without a matrix; (B,) where a kernel adds up the rows of a graph as well."""
     q, k = (side.reshape(-1, *side.shape[-2:]) for side in logits)
-    sums = graph_mass if over == "matrix" and fused(q) else pair_mass
+    sums = graph_mass if over == "matrix" and fused(q, k) else pair_mass
     return sums(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
 
 

@@ -84,7 +84,7 @@ def separabilities(
     """:func:`separability` of every pair of maps (...), and which of them count, bool (...)."""
     target, confuser = torch.broadcast_tensors(at_least_float32(target), at_least_float32(confuser))
     amount = _amount(target)
-    valid = (amount > 0) & (amount + _amount(confuser) < torch.inf)
+    valid = (amount > 0) & ((amount + _amount(confuser)).abs() < torch.inf)
     target, confuser = _only(target, valid), _only(confuser, valid)
     if normalise:
         target, confuser = (t / _not_zero(t.amax((-2, -1), keepdim=True)) for t in (target, confuser))
@@ -211,7 +211,7 @@ def _only(attention: Tensor, valid: Tensor) -> Tensor:
 
 
 def _not_zero(values: Tensor) -> Tensor:
-    return values.clamp_min(torch.finfo(values.dtype).tiny)
+    return values.masked_fill(values == 0, 1)
 
 
 def mean(loss: Tensor, valid: Tensor) -> Tensor:

@@ -193,7 +193,8 @@ class Sharpen:
         self.maps = {name: each.detach() for name, each in maps.items()}
         if self.compile and self._compiled is None:
             self._compiled = torch.compile(self._terms)
-        return (self._compiled or self._terms)(maps, counts, has)
+        terms = self._compiled if self.compile and self._compiled is not None else self._terms
+        return terms(maps, counts, has)
 
     def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has: Tensor) -> dict[str, Tensor]:
         """The losses from the maps: those of P true classes that ``counts`` (N, P), then of the confuser it ``has``."""

@@ -52,11 +52,17 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
 
 def compare(path: Path, first: str, second: str, metric: str = "accuracy") -> Comparison:
     """Compare two recipes in a file that ``foveal reproduce --csv`` wrote."""
-    return paired(*(read_values(path, recipe, metric) for recipe in (first, second)))
+    one, other = (read_values(path, recipe, metric) for recipe in (first, second))
+    if one.keys() != other.keys():
+        raise UserError(
+            f"{first} has seeds {', '.join(map(str, one))}, {second} has {', '.join(map(str, other))}; "
+            "run both with the same --seeds and --first-seed"
+        )
+    return paired([one[seed] for seed in one], [other[seed] for seed in one])
 
 
-def read_values(path: Path, recipe: str, metric: str) -> list[float]:
-    """Values of a metric, seed by seed."""
+def read_values(path: Path, recipe: str, metric: str) -> dict[int, float]:
+    """Values of a metric by seed."""
     try:
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
@@ -65,8 +71,10 @@ def read_values(path: Path, recipe: str, metric: str) -> list[float]:
             raise unknown("metric", metric, {row["metric"] for row in rows})
         if recipe not in known:
             raise unknown("recipe", recipe, known)
-        return [float(value) for value in known[recipe]["values"].split()]
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+        values = [float(value) for value in known[recipe]["values"].split()]
+        named = (known[recipe].get("run_seeds") or " ".join(map(str, range(len(values))))).split()
+        return {int(seed): value for seed, value in zip(named, values, strict=True)}
+    except (OSError, UnicodeDecodeError, csv.Error, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, UserError):
             raise
         raise DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})") from error

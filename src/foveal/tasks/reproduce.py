@@ -224,7 +224,8 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
         recipe, published = group[0].recipe, group[0].recipe.published
         assert published is not None
         for metric in METRICS:
-            values = [r["metrics"][metric] for r in results if r["metrics"].get(metric) is not None]
+            having = [r for r in results if r["metrics"].get(metric) is not None]
+            values = [r["metrics"][metric] for r in having]
             if not values:
                 continue
             said = getattr(published, metric, None)
@@ -242,6 +243,7 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
                     "difference": "" if said is None else round(mean - said, 4),
                     "seeds": len(values),
                     "values": " ".join(f"{v:.4f}" for v in values),
+                    "run_seeds": " ".join(str(r["seed"]) for r in having),
                     "parameters": results[0]["parameters"],
                     "epochs": round(statistics.mean(r["epochs"] for r in results), 1),
                     "seconds": round(statistics.mean(r["seconds"] for r in results), 1),
