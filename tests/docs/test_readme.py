@@ -158,11 +158,11 @@ def test_every_page_is_in_the_navigation() -> None:
 # Tables -------------------------------------------------------------------
 
 HEADER = (
-    "table,recipe,model,dataset,metric,published,mean,std,difference,seeds,values,parameters,epochs,seconds,step_seconds,"
-    "precision,embedded,hardware"
+    "table,recipe,model,dataset,metric,published,mean,std,difference,seeds,values,run_seeds,parameters,epochs,seconds,"
+    "step_seconds,precision,embedded,hardware"
 )
 CTX = (
-    "hattnet/table1,hattnet/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,0.9851,0.98,0.0012,-0.0051,3,0.98,59273,100,60,,32,"
+    "hattnet/table1,hattnet/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,0.9851,0.98,0.0012,-0.0051,3,0.98,0,59273,100,60,,32,"
     "False,some GPU"
 )
 
@@ -232,7 +232,7 @@ def test_columns_are_those_that_reproduce_writes() -> None:
 
 def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
     row = (
-        "aw/cifar10,aw/cifar10-aw-resnet20,AW-ResNet-20,CIFAR-10,accuracy,,0.9,0.01,,3,0.9,286890,30,60,0.00321,bf16,"
+        "aw/cifar10,aw/cifar10-aw-resnet20,AW-ResNet-20,CIFAR-10,accuracy,,0.9,0.01,,3,0.9,0,286890,30,60,0.00321,bf16,"
         "False,some GPU"
     )
     (tmp_path / "aw.csv").write_text("\n".join([HEADER, row, ""]), encoding="utf-8")

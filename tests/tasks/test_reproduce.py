@@ -133,6 +133,7 @@ def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
     assert first["std"] == pytest.approx(0.1)
     assert first["difference"] == pytest.approx(0.1)
     assert first["seeds"] == 3
+    assert first["run_seeds"] == "0 1 2"
     assert reproduce.spread(first) == "60.00 ± 10.00"
     assert rows[1]["published"] == ""
     path = tmp_path / "x.csv"

@@ -224,8 +224,9 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
         recipe, published = group[0].recipe, group[0].recipe.published
         assert published is not None
         for metric in METRICS:
-            having = [r for r in results if r["metrics"].get(metric) is not None]
-            values = [r["metrics"][metric] for r in having]
+            found = {cell.recipe.seed: r["metrics"].get(metric) for cell, r in zip(group, results, strict=True)}
+            found = {seed: value for seed, value in found.items() if value is not None}
+            values = list(found.values())
             if not values:
                 continue
             said = getattr(published, metric, None)
@@ -243,7 +244,7 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
                     "difference": "" if said is None else round(mean - said, 4),
                     "seeds": len(values),
                     "values": " ".join(f"{v:.4f}" for v in values),
-                    "run_seeds": " ".join(str(r["seed"]) for r in having),
+                    "run_seeds": " ".join(map(str, found)),
                     "parameters": results[0]["parameters"],
                     "epochs": round(statistics.mean(r["epochs"] for r in results), 1),
                     "seconds": round(statistics.mean(r["seconds"] for r in results), 1),
