@@ -73,8 +73,9 @@ def _forward(
     graph = tl.program_id(0).to(tl.int64)
     of = tl.load(owner + graph)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    row = _labels(labels, graph, N, m)
     rows = _vectors(q, graph, N, D, m, BD)
+    row = _labels(labels, graph, N, m)
+    inside = row != -2
     row = tl.maximum(row, -1)
     top_l, top_u = tl.full((BM,), -float("inf"), tl.float32), tl.full((BM,), -float("inf"), tl.float32)
     sum_l, sum_u = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
@@ -97,9 +98,8 @@ def _forward(
     base = tl.where(top == -float("inf"), 0.0, top)
     log_all = base + tl.log2(tl.exp2(log_l - base) + tl.exp2(log_u - base))
     LN2: tl.constexpr = 0.6931471805599453
-    real = _labels(labels, graph, N, m) != -2
-    tl.store(labelled + graph * N + m, tl.where(real, log_l * LN2, -float("inf")), mask=m < N)
-    tl.store(everything + graph * N + m, tl.where(real, log_all * LN2, -float("inf")), mask=m < N)
+    tl.store(labelled + graph * N + m, tl.where(inside, log_l * LN2, -float("inf")), mask=m < N)
+    tl.store(everything + graph * N + m, tl.where(inside, log_all * LN2, -float("inf")), mask=m < N)
 
 
 @triton.jit
@@ -160,11 +160,11 @@ def _into_q(
     graph = tl.program_id(0).to(tl.int64)
     of = tl.load(owner + graph)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    row = _labels(labels, graph, N, m)
     rows = _vectors(q, graph, N, D, m, BD)
+    row = _labels(labels, graph, N, m)
+    inside = row != -2
     row = tl.maximum(row, -1)
     at = graph + m * 0 if WHOLE else graph * N + m
-    inside = _labels(labels, graph, N, m) != -2
     base_l, factor_l, base_u, factor_u = _rates(into_labelled, into_all, labelled, everything, at, inside)
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
