@@ -31,7 +31,7 @@ def load(script: str):
     return sys.modules[script]
 
 
-hooks, tables = load("hooks"), load("tables")
+listings, hooks, tables = load("listings"), load("hooks"), load("tables")
 
 
 # Examples -----------------------------------------------------------------
@@ -267,5 +267,5 @@ def test_every_key_of_a_recipe_is_explained() -> None:
     from foveal.recipe import Loss, Optim, Recipe, Train
 
     for kind in (Recipe, Optim, Train, Loss):
-        for line in hooks.keys(kind).splitlines()[2:]:
+        for line in listings.keys(kind).splitlines()[2:]:
             assert line.split("|")[-2].strip(), f"{kind.__name__}: {line}"
