@@ -100,6 +100,9 @@ def training_step(name: str, batch: int, side: int, device: torch.device, compil
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", help="64 256 on a GPU, 16 on a CPU")
+    parser.add_argument(
+        "--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of the convolution; plain always"
+    )
     parser.add_argument("--only", choices=("convolution", "model"), help="one half of it")
     parser.add_argument("--compile", action="store_true", help="whole models also with torch.compile")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
@@ -128,7 +131,7 @@ def main() -> None:
         for batch, (channels, side) in itertools.product(batches, STAGES):
             plain: dict[str, float] = {}
             for form in FORMS:
-                if not gpu and form == "fused":
+                if form not in ("plain", *options.forms) or (not gpu and form == "fused"):
                     continue
                 if gpu and (form == "loop" or (form == "grouped" and batch * channels >= 256 * 512)):
                     continue  # thousands of launches, and a kernel tensor of gigabytes

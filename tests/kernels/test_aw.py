@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.kernels import aw_triton
+from foveal.kernels import aw_launch
 from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
 
 cuda = torch.cuda.is_available()
@@ -16,19 +16,24 @@ CASES = {
     "no padding": ((4, 6), 2, (0, 0), (1, 1), 3),
     "much padding": ((2, 3), 1, (3, 2), (1, 1), 3),
 }
-TILES = {"one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
+TILES = {"one sample": (1, 4, 4), "products of one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
 
 
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
-    """Small tiles, so that small maps need several."""
-    box = TILES[request.param]
+    """Small tiles, so that small maps need several, of one form."""
+    box, form = TILES[request.param], "products" in request.param or "many" in request.param
 
-    def launches(n, h, w, columns, depth, *, across):
-        return [aw_triton.Launch(box if across else (1, 4, 4), 16, 16, 4, 1)]
+    def launches(n, h, w, columns, depth, *, products, across):
+        gradient = across and not products
+        return [aw_launch.Launch(box, 16, 16, 4, 1, products)] if gradient or products == form else []
 
-    monkeypatch.setattr(aw_triton, "launches", launches)
-    monkeypatch.setattr(aw_triton, "WEIGHT_TILES", ((16, 16, 16, 4, 1),))
+    monkeypatch.setattr(aw_launch, "launches", launches)
+    for tiles in ("WITHIN_TILES", "ACROSS_TILES", "PRODUCT_TILES"):
+        monkeypatch.setattr(aw_launch, tiles, ((16, 16, 16, 4, 1),))
+    if "many" in request.param:
+        monkeypatch.setattr(aw_launch._WeightGrad, "ways", lambda self: ["across"])
+        monkeypatch.setattr(aw_launch._WeightGrad, "_splits", lambda self, size: [2])
 
 
 def inputs(size, kernel, dtype=torch.float32):
@@ -100,6 +105,17 @@ def test_the_operator_counts_as_many_operations_as_the_convolution(tile):
 
 
 def test_a_box_covers_the_map_with_least_waste():
-    assert aw_triton.box_within_sample(64, 56, 56) == (1, 8, 8)
-    assert aw_triton.box_within_sample(128, 7, 7)[1:] in {(8, 16), (16, 8)}
-    assert aw_triton.box_within_sample(128, 28, 28) == (1, 4, 32)
+    assert aw_launch.box_within_sample(64, 56, 56) == (1, 8, 8)
+    assert aw_launch.box_within_sample(128, 7, 7)[1:] in {(8, 16), (16, 8)}
+    assert aw_launch.box_within_sample(128, 28, 28) == (1, 4, 32)
+
+
+@pytest.mark.parametrize("channels", [8, 24, 96, 640])
+@pytest.mark.parametrize("side", [1, 7, 33, 224])
+@pytest.mark.parametrize("n", [1, 64, 1000])
+def test_every_shape_has_a_tile(n, side, channels):
+    for products in (False, True):
+        found = aw_launch.launches(n, side, side, channels, channels, products=products, across=True)
+        assert found
+        assert all(tile.columns <= 2 * max(8, channels) for tile in found)
+        assert len({tile.box[0] == 1 for tile in found}) == (2 if n >= 64 and side < 32 else 1)

@@ -194,9 +194,9 @@ def aw_conv2d(
     stride: list[int], padding: list[int], dilation: list[int],
 ) -> Tensor:  # fmt: skip
     """Convolution with ``weight`` (C2, C1, h, w) times ``scale`` (N, C2, h, w), in Triton; see :func:`fusable`."""
-    from foveal.kernels import aw_triton
+    from foveal.kernels import aw_launch
 
-    return aw_triton.forward(x, weight, scale, bias, stride[0], padding, dilation)
+    return aw_launch.forward(x, weight, scale, bias, stride[0], padding, dilation)
 
 
 @aw_conv2d.register_fake
@@ -213,14 +213,14 @@ def aw_conv2d_backward(
     stride: list[int], padding: list[int], dilation: list[int], needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of input, kernel and multiplier; ``needed`` says whether of the input and of the other two."""
-    from foveal.kernels import aw_triton
+    from foveal.kernels import aw_launch
 
     where = (stride[0], padding, dilation)
     dx, dw, ds = g.new_empty(0), g.new_empty(0), g.new_empty(0)
+    if needed[1]:  # first, since what it needs meanwhile is then free again
+        dw, ds = aw_launch.weight_grad(g, x, weight, scale, *where)
     if needed[0]:
-        dx = aw_triton.input_grad(g, weight, scale, list(x.shape[2:]), *where)
-    if needed[1]:
-        dw, ds = aw_triton.weight_grad(g, x, weight, scale, *where)
+        dx = aw_launch.input_grad(g, weight, scale, list(x.shape[2:]), *where)
     return dx, dw.to(weight.dtype), ds.to(scale.dtype)
 
 

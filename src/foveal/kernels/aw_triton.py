@@ -1,13 +1,18 @@
 """AW-convolution fused: a convolution whose kernel is scaled per sample, output channel and kernel position.
 
 With the multiplier constant along input channels, O = Σ_t s_t ⊙ (K_t · I_t) over kernel positions t. Each kernel here
-is one implicit matrix product. In the forward pass s scales a tile of the common kernel on its way into the product, in
-registers; for the gradient of the input it scales the incoming gradient. Each sample's own weight gradient G is summed
-as s ⊙ G into that of the kernel, and ∂s = Σ_c K ⊙ G. No kernel is ever built for a sample in memory.
+is one implicit matrix product, and no kernel is ever built for a sample in memory.
+
+There are two ways to each result, and which is faster depends on the shape. On large maps a tile lies within a
+sample: s scales a tile of the common kernel on its way into the product, in registers; each sample's own weight
+gradient G is summed as s ⊙ G into that of the kernel, and ∂s = Σ_c K ⊙ G. On small maps that wastes much of a tile, so
+tiles go across samples, one position of the map in each: the products K_t · I_t are scaled and added up one kernel
+position after the other, ∂K takes the incoming gradient scaled by s, and ∂s = Σ_p g ⊙ (K_t · I_t) over positions p of
+the map. Kernel positions that fall outside the map are left out then.
 
 All maps are channels last: images (N, H, W, C), weights (C2, T, C1), multipliers (N, T, C2) with T kernel positions.
-Tiles are boxes of TH × TW positions of one sample, read through tensor descriptors, which fill with zeros outside the
-image. For the gradient of the input a tile may also be one position of NB samples, which wastes nothing on small maps.
+Tiles are boxes of NB samples, TH rows and TW columns, read through tensor descriptors, which fill with zeros outside
+the image. Either NB or both TH and TW are 1.
 
 A stride S splits an image into S×S interleaved ones, so a descriptor sees it as (N, H/S, S, W/S, S·C).
 """
@@ -16,15 +21,8 @@ A stride S splits an image into S×S interleaved ones, so a descriptor sees it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
-
-from foveal.kernels.tune import fastest
 
 
 @triton.jit
@@ -54,12 +52,13 @@ def _finish(HOPPER: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def forward(
     x, w, s, b, o, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """O, one sample a tile, from a kernel scaled in registers."""
     BM: tl.constexpr = TH * TW
     STEPS: tl.constexpr = (C1 + BK - 1) // BK
     n, y0, x0 = _box(OH, OW, 1, TH, TW)
@@ -82,12 +81,120 @@ def _forward(
 
 
 @triton.jit
-def _input_grad(
+def _meets(at, last, SIZE, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """First and number of the K kernel positions that meet a map of SIZE from outputs ``at`` to ``last``."""
+    low = tl.cdiv(tl.maximum(P - last * S, 0), D)
+    return low, tl.maximum(tl.minimum(K, (SIZE - 1 + P - at * S) // D + 1) - low, 0)
+
+
+@triton.jit
+def forward_by_products(
+    x, w, s, b, o, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """O, from scaled products of the common kernel."""
+    BM: tl.constexpr = NB * TH * TW
+    n0, y0, x0 = _box(OH, OW, NB, TH, TW)
+    first = tl.program_id(1) * BN
+    low_y, many_y = _meets(y0, y0 + TH - 1, H, S, PY, DY, KH)
+    low_x, many_x = _meets(x0, x0 + TW - 1, W, S, PX, DX, KW)
+    total = tl.zeros((BM, BN), tl.float32)
+    for j in tl.range(0, many_y * many_x, flatten=True):
+        ky, kx = low_y + j // many_x, low_x + j % many_x
+        t, dy, dx = ky * KW + kx, ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
+        part = tl.zeros((BM, BN), tl.float32)
+        for c in range(0, C1, BK):
+            rows = x.load([n0, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + c]).reshape(BM, BK)
+            weight = w.load([first, t, c]).reshape(BN, BK)
+            part = tl.dot(rows, weight.T, part, input_precision=PRECISION)
+        scale = s.load([n0, t, first]).reshape(NB, BN)  # one for all rows, or one for each
+        total += part * scale.to(tl.float32)
+    c2 = first + tl.arange(0, BN)
+    if BIAS:
+        total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[None, :]
+    n, y, z = _rows(n0, y0, x0, NB, TH, TW)
+    to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
+    tl.store(to, total.to(o.dtype.element_ty), mask=((n < N) & (y < OH) & (z < OW))[:, None] & (c2 < C2)[None, :])
+
+
+@triton.jit
+def _reach(k, SIZE, OUT, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
+    """First and number of the OUT outputs whose kernel position ``k`` meets a map of SIZE."""
+    low = tl.cdiv(tl.maximum(P - k * D, 0), S)
+    high = tl.minimum(OUT, (tl.maximum(SIZE - 1 + P - k * D, -S) + S) // S)
+    return low, tl.maximum(high - low, 0)
+
+
+@triton.jit
+def scale_grad(
+    g, x, w, ds, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
+    NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """∂s of one kernel position, NB samples a tile; part ``split`` of the sum over the map."""
+    T: tl.constexpr = KH * KW
+    t, split = tl.program_id(2) % T, tl.program_id(2) // T
+    ky, kx = t // KW, t % KW
+    dy, dx = ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
+    n0, first = tl.program_id(0) * NB, tl.program_id(1) * BN
+    low_y, many_y = _reach(ky, H, OH, S, PY, DY)
+    low_x, many_x = _reach(kx, W, OW, S, PX, DX)
+    total = tl.zeros((NB, BN), tl.float32)
+    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
+    for j in tl.range(begin, end, flatten=True):
+        y, z = low_y + j // many_x, low_x + j % many_x
+        part = tl.zeros((NB, BN), tl.float32)
+        for c in range(0, C1, BK):
+            rows = x.load([n0, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + c]).reshape(NB, BK)
+            weight = w.load([first, t, c]).reshape(BN, BK)
+            part = tl.dot(rows, weight.T, part, input_precision=PRECISION)
+        total += part * g.load([n0, y, z, first]).reshape(NB, BN).to(tl.float32)
+    n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
+    there = (n < N)[:, None] & (c2 < C2)[None, :]
+    tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total, mask=there)
+
+
+@triton.jit
+def kernel_grad(
+    g, x, s, dw, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
+    NB: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """∂K of one kernel position, NB samples at a time; part ``split`` of the sum over the map."""
+    T: tl.constexpr = KH * KW
+    t, split = tl.program_id(2) % T, tl.program_id(2) // T
+    ky, kx = t // KW, t % KW
+    dy, dx = ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
+    first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
+    low_y, many_y = _reach(ky, H, OH, S, PY, DY)
+    low_x, many_x = _reach(kx, W, OW, S, PX, DX)
+    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
+    total = tl.zeros((BP, BC), tl.float32)
+    for n in range(0, N, NB):
+        scale = s.load([n, t, first2]).reshape(NB, BP)
+        for j in range(begin, end):
+            y, z = low_y + j // many_x, low_x + j % many_x
+            gradient = g.load([n, y, z, first2]).reshape(NB, BP)
+            image = x.load([n, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + first1]).reshape(NB, BC)
+            total = tl.dot((gradient * scale).to(image.dtype).T, image, total, input_precision=PRECISION)
+            _finish(HOPPER)
+    c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
+    to = dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :]
+    tl.store(to, total.to(dw.dtype.element_ty), mask=(c2 < C2)[:, None] & (c1 < C1)[None, :])
+
+
+@triton.jit
+def input_grad(
     g, w, s, dx, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
+    """∂I, from the gradient scaled in registers."""
     # Each of the S×S interleaved images is reached by every S-th kernel position only.
     BM: tl.constexpr = NB * TH * TW
     STEPS: tl.constexpr = (C2 + BK - 1) // BK
@@ -120,12 +227,13 @@ def _input_grad(
 
 
 @triton.jit
-def _weight_grad(
+def weight_grad(
     g, x, w, s, dw, ds, N, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
+    """∂s and part ``split`` of ∂K of one kernel position, one sample after the other."""
     T: tl.constexpr = KH * KW
     BK: tl.constexpr = TH * TW
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
@@ -152,175 +260,3 @@ def _weight_grad(
             total += part * scale[:, None]
             part = tl.zeros((BP, BC), tl.float32)
     tl.store(dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :], total, mask=both)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Shape of a tile: ``box`` samples, rows and columns by ``columns`` channels, ``depth`` summed at a time."""
-
-    box: tuple[int, int, int]
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-
-    @property
-    def how(self) -> dict[str, int]:
-        """Arguments for Triton itself."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
-
-    def tiles(self, n: int, h: int, w: int) -> int:
-        """How many tiles cover n maps of h×w."""
-        return triton.cdiv(n, self.box[0]) * triton.cdiv(h, self.box[1]) * triton.cdiv(w, self.box[2])
-
-
-def box_within_sample(rows: int, h: int, w: int) -> tuple[int, int, int]:
-    """The box of ``rows`` positions of one sample that covers an h×w map with least waste, the squarest of those."""
-    sides = [(1, 1 << i, rows >> i) for i in range(rows.bit_length())]
-    return min(sides, key=lambda box: (triton.cdiv(h, box[1]) * triton.cdiv(w, box[2]), abs(box[1] - box[2])))
-
-
-TILES = ((128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3), (256, 128, 64, 8, 3),
-         (64, 128, 64, 4, 3), (64, 256, 64, 4, 3), (128, 256, 64, 8, 3))  # fmt: skip
-
-
-def launches(n: int, h: int, w: int, columns: int, depth: int, *, across: bool) -> list[Launch]:
-    """Candidates for maps of n×h×w with ``columns`` output channels and ``depth`` input channels.
-
-    If tiles may go ``across`` samples, small maps are also tried one position of many samples at a time.
-    """
-    found = []
-    for rows, wide, deep, warps, stages in TILES:
-        if wide > max(64, columns):
-            continue
-        boxes = [box_within_sample(rows, h, w)]
-        if across and n >= rows // 2 and h * w <= 1024:
-            boxes.append((rows, 1, 1))
-        found += [Launch(box, narrow(wide, columns), narrow(deep, depth), warps, stages) for box in boxes]
-    return found
-
-
-def narrow(side: int, channels: int) -> int:
-    """A side of a tile that is not much wider than there are channels.
-
-    >>> narrow(64, 24), narrow(64, 8), narrow(64, 512)
-    (32, 16, 64)
-    """
-    return min(side, max(16, triton.next_power_of_2(channels)))
-
-
-def _whole(x: Tensor, stride: int) -> Tensor:
-    """Contiguous (N, H, W, C) with H and W multiples of ``stride``, filled up with zeros."""
-    down, right = -x.shape[1] % stride, -x.shape[2] % stride
-    return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
-
-
-def channels_last(x: Tensor) -> Tensor:
-    """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
-    return x.permute(0, 2, 3, 1).contiguous()
-
-
-def _interleaved(x: Tensor, stride: int, block: list[int]) -> TensorDescriptor:
-    """Contiguous (N, H, W, C) as (N, H/S, S, W/S, S·C); H and W multiples of S."""
-    n, h, w, c = x.shape
-    shape = [n, h // stride, stride, w // stride, stride * c]
-    return TensorDescriptor(x, shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block)
-
-
-def _precision(x: Tensor) -> str:
-    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-    return "ieee" if exact else "tf32"
-
-
-def _hopper(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
-
-
-def forward(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, stride: int, padding: list[int], dilation: list[int]
-) -> Tensor:
-    """O = Σ_t s_t ⊙ (K_t · I_t): x (N, C1, H, W), weight (C2, C1, h, w), scale (N, C2, h, w) to (N, C2, H', W')."""
-    (n, c1, h, w), (c2, _, kh, kw) = x.shape, weight.shape
-    oh = (h + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride + 1
-    ow = (w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride + 1
-    images = _whole(channels_last(x), stride)
-    kernel, s = channels_last(weight).view(c2, kh * kw, c1), channels_last(scale).view(n, kh * kw, c2)
-    out = torch.empty(n, oh, ow, c2, dtype=x.dtype, device=x.device)
-
-    def launch(tile: Launch) -> None:
-        _, th, tw = tile.box
-        _forward[tile.tiles(n, oh, ow), triton.cdiv(c2, tile.columns)](
-            _interleaved(images, stride, [1, th, 1, tw, tile.depth]),
-            TensorDescriptor.from_tensor(kernel, [tile.columns, 1, tile.depth]),
-            TensorDescriptor.from_tensor(s, [1, 1, tile.columns]),
-            bias, out, oh, ow, c1, c2, stride, *padding, *dilation, kh, kw, bias is not None, _precision(x),
-            _hopper(x), th, tw, tile.columns, tile.depth, **tile.how,
-        )  # fmt: skip
-
-    key = ("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh)
-    launch(fastest(key, launches(n, oh, ow, c2, c1, across=False), launch, x.device))
-    return out.permute(0, 3, 1, 2)
-
-
-def input_grad(
-    g: Tensor, weight: Tensor, scale: Tensor, size: list[int], stride: int, padding: list[int], dilation: list[int]
-) -> Tensor:
-    """∂I (N, C1, H, W) from ∂O; ``size`` is (H, W)."""
-    (n, c2, oh, ow), (_, c1, kh, kw), (h, w) = g.shape, weight.shape, size
-    gradient, kernel = channels_last(g), channels_last(weight).view(c2, kh * kw, c1)
-    s = channels_last(scale).view(n, kh * kw, c2)
-    dx = torch.empty(n, h, w, c1, dtype=g.dtype, device=g.device)
-    ph, pw = triton.cdiv(h, stride), triton.cdiv(w, stride)
-
-    def launch(tile: Launch) -> None:
-        nb, th, tw = tile.box
-        _input_grad[tile.tiles(n, ph, pw), triton.cdiv(c1, tile.columns), stride * stride](
-            TensorDescriptor.from_tensor(gradient, [nb, th, tw, tile.depth]),
-            TensorDescriptor.from_tensor(kernel, [tile.depth, 1, tile.columns]),
-            TensorDescriptor.from_tensor(s, [nb, 1, tile.depth]), dx, n, h, w, oh, ow, c1, c2,
-            stride, *padding, *dilation, kh, kw, _precision(g), _hopper(g),
-            nb, th, tw, tile.columns, tile.depth, **tile.how,
-        )  # fmt: skip
-
-    key = ("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh)
-    launch(fastest(key, launches(n, ph, pw, c1, c2, across=True), launch, g.device))
-    return dx.permute(0, 3, 1, 2)
-
-
-WEIGHT_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 128, 64, 8, 4))
-
-
-def weight_grad(
-    g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
-) -> tuple[Tensor, Tensor]:
-    """∂K (C2, C1, h, w) and ∂s (N, C2, h, w) in float32."""
-    (n, c1), (c2, _, kh, kw), (oh, ow) = x.shape[:2], weight.shape, g.shape[2:]
-    gradient, images, kernel, s = (channels_last(t) for t in (g, x, weight, scale))
-    images = _whole(images, stride)
-    taps = kh * kw
-    splits = max(1, min(n, 528 // (taps * triton.cdiv(c2, 64) * triton.cdiv(c1, 64))))
-    dw = torch.empty(splits, c2, taps, c1, dtype=torch.float32, device=x.device)
-    tiles = [
-        (narrow(bp, c2), narrow(bc, c1), *rest)
-        for bp, bc, *rest in WEIGHT_TILES
-        if bp <= max(64, c2) and bc <= max(64, c1)
-    ]
-    ds = torch.empty(triton.cdiv(c1, min(tile[1] for tile in tiles)), n, taps, c2, dtype=torch.float32, device=x.device)
-
-    def launch(tile: tuple[int, ...]) -> None:
-        bp, bc, bk, warps, stages = tile
-        _, th, tw = box_within_sample(bk, oh, ow)
-        _weight_grad[triton.cdiv(c2, bp), triton.cdiv(c1, bc), taps * splits](
-            TensorDescriptor.from_tensor(gradient, [1, th, tw, bp]),
-            _interleaved(images, stride, [1, th, 1, tw, bc]),
-            kernel, s, dw, ds, n, oh, ow, c1, c2, splits, stride, *padding, *dilation, kh, kw,
-            triton.cdiv(oh, th) * triton.cdiv(ow, tw), _precision(x), th, tw, bp, bc,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-
-    best = fastest(("aw weight grad", x.dtype, n, oh, ow, c1, c2, stride, kh), tiles, launch, x.device)
-    launch(best)
-    dw = dw[0] if splits == 1 else dw.sum(0)
-    parts = triton.cdiv(c1, best[1])
-    ds = ds[0] if parts == 1 else ds[:parts].sum(0)
-    return dw.view(c2, kh, kw, c1).permute(0, 3, 1, 2), ds.view(n, kh, kw, c2).permute(0, 3, 1, 2)

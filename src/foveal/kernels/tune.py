@@ -14,7 +14,7 @@ REPEATS = 20
 _chosen: dict[Hashable, object] = {}
 
 
-def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], None], device: torch.device) -> C:
+def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], object], device: torch.device) -> C:
     """The candidate that ``launch`` runs fastest with; measured when ``key`` is first seen in this process.
 
     Candidates that do not fit the device are passed over. Without a GPU, or while a CUDA graph is being recorded,
@@ -31,7 +31,7 @@ def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], None],
     return _chosen[key]  # type: ignore[return-value]
 
 
-def _compiled(candidates: Sequence[C], launch: Callable[[C], None], device: torch.device) -> list[C]:
+def _compiled(candidates: Sequence[C], launch: Callable[[C], object], device: torch.device) -> list[C]:
     """Launch every candidate once, which compiles it, several at a time; returns those that fit the device."""
     from triton.runtime.errors import OutOfResources
 
@@ -49,7 +49,7 @@ def _compiled(candidates: Sequence[C], launch: Callable[[C], None], device: torc
         return sum(pool.map(fitting, candidates[1:]), first)
 
 
-def _milliseconds(launch: Callable[[], None]) -> float:
+def _milliseconds(launch: Callable[[], object]) -> float:
     """Of ``REPEATS`` launches, recorded as a graph so that the time to launch does not count."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

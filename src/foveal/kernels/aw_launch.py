@@ -1,0 +1,287 @@
+"""Launch the kernels of the fused AW-convolution, in the form and with the tiles that are fastest for a shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from foveal.kernels import aw_triton
+from foveal.kernels.tune import fastest
+
+LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Shape of a tile: ``box`` samples, rows and columns by ``columns`` channels, ``depth`` summed at a time.
+
+    ``products`` says in which form (see :mod:`foveal.kernels.aw_triton`), ``splits`` into how many parts a sum goes.
+    """
+
+    box: tuple[int, int, int]
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    products: bool = False
+    splits: int = 1
+
+    @property
+    def how(self) -> dict[str, int]:
+        """Arguments for Triton itself."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+    def tiles(self, n: int, h: int, w: int) -> int:
+        """How many tiles cover n maps of h×w."""
+        return triton.cdiv(n, self.box[0]) * triton.cdiv(h, self.box[1]) * triton.cdiv(w, self.box[2])
+
+
+def box_within_sample(rows: int, h: int, w: int) -> tuple[int, int, int]:
+    """The box of ``rows`` positions of one sample that covers an h×w map with least waste, the squarest of those."""
+    sides = [(1, 1 << i, rows >> i) for i in range(rows.bit_length())]
+    return min(sides, key=lambda box: (triton.cdiv(h, box[1]) * triton.cdiv(w, box[2]), abs(box[1] - box[2])))
+
+
+# Rows, columns, depth, warps and stages. With one accumulator, with two, and those of the two weight gradients.
+TILES = ((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3),
+         (256, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 256, 64, 4, 3), (128, 256, 64, 8, 3))  # fmt: skip
+PRODUCT_TILES = (
+    (128, 128, 64, 8, 3),
+    (64, 128, 64, 8, 4),
+    (64, 128, 64, 4, 3),
+    (128, 64, 64, 4, 3),
+    (64, 64, 64, 4, 4),
+)
+WITHIN_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 128, 64, 8, 4))
+ACROSS_TILES = ((128, 128, 64, 8, 4), (128, 128, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4))
+SPLITS = (1, 2, 3, 4, 8)
+
+
+def launches(n: int, h: int, w: int, columns: int, depth: int, *, products: bool, across: bool) -> list[Launch]:
+    """Candidates for n maps of h×w with ``columns`` output channels and ``depth`` input channels, in one form.
+
+    On small maps, if they may, tiles are also one position of many samples.
+    """
+    found, most = [], max(64, triton.next_power_of_2(columns))
+    for rows, wide, deep, warps, stages in PRODUCT_TILES if products else TILES:
+        if min(128, most) <= wide <= most:
+            boxes = [box_within_sample(rows, h, w)] if rows <= max(64, 2 * h * w) else []
+            if across and rows <= n and h * w <= LARGE:
+                boxes.append((rows, 1, 1))
+            found += [Launch(box, narrow(wide, columns), narrow(deep, depth), warps, stages, products) for box in boxes]
+    return found
+
+
+def narrow(side: int, channels: int) -> int:
+    """A side of a tile that is not much wider than there are channels.
+
+    >>> narrow(64, 24), narrow(64, 8), narrow(64, 512)
+    (32, 16, 64)
+    """
+    return min(side, max(16, triton.next_power_of_2(channels)))
+
+
+def _whole(x: Tensor, stride: int) -> Tensor:
+    """Contiguous (N, H, W, C) with H and W multiples of ``stride``, filled up with zeros."""
+    down, right = -x.shape[1] % stride, -x.shape[2] % stride
+    return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
+    return x.permute(0, 2, 3, 1).contiguous()
+
+
+def _interleaved(x: Tensor, stride: int, block: list[int]) -> TensorDescriptor:
+    """Contiguous (N, H, W, C) as (N, H/S, S, W/S, S·C); H and W multiples of S."""
+    n, h, w, c = x.shape
+    shape = [n, h // stride, stride, w // stride, stride * c]
+    return TensorDescriptor(x, shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block)
+
+
+def _precision(x: Tensor) -> str:
+    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    return "ieee" if exact else "tf32"
+
+
+def _hopper(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+
+
+def forward(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, stride: int, padding: list[int], dilation: list[int]
+) -> Tensor:
+    """O = Σ_t s_t ⊙ (K_t · I_t): x (N, C1, H, W), weight (C2, C1, h, w), scale (N, C2, h, w) to (N, C2, H', W')."""
+    (n, c1, h, w), (c2, _, kh, kw) = x.shape, weight.shape
+    oh = (h + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride + 1
+    ow = (w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride + 1
+    images = _whole(channels_last(x), stride)
+    kernel, s = channels_last(weight).view(c2, kh * kw, c1), channels_last(scale).view(n, kh * kw, c2)
+    out = torch.empty(n, oh, ow, c2, dtype=x.dtype, device=x.device)
+
+    def launch(tile: Launch) -> None:
+        nb, th, tw = tile.box
+        grid = tile.tiles(n, oh, ow), triton.cdiv(c2, tile.columns)
+        pictures = _interleaved(images, stride, [nb, th, 1, tw, tile.depth])
+        weights = TensorDescriptor.from_tensor(kernel, [tile.columns, 1, tile.depth])
+        multiplier = TensorDescriptor.from_tensor(s, [nb, 1, tile.columns])
+        common = c1, c2, stride, *padding, *dilation, kh, kw, bias is not None, _precision(x)
+        if tile.products:
+            aw_triton.forward_by_products[grid](
+                pictures, weights, multiplier, bias, out, n, h, w, oh, ow, *common,
+                nb, th, tw, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+        else:
+            aw_triton.forward[grid](
+                pictures, weights, multiplier, bias, out, oh, ow, *common, _hopper(x),
+                th, tw, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+
+    shape = n, oh, ow, c2, c1
+    candidates = launches(*shape, products=False, across=False) + launches(*shape, products=True, across=True)
+    launch(fastest(("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh), candidates, launch, x.device))
+    return out.permute(0, 3, 1, 2)
+
+
+def input_grad(
+    g: Tensor, weight: Tensor, scale: Tensor, size: list[int], stride: int, padding: list[int], dilation: list[int]
+) -> Tensor:
+    """∂I (N, C1, H, W) from ∂O; ``size`` is (H, W)."""
+    (n, c2, oh, ow), (_, c1, kh, kw), (h, w) = g.shape, weight.shape, size
+    gradient, kernel = channels_last(g), channels_last(weight).view(c2, kh * kw, c1)
+    s = channels_last(scale).view(n, kh * kw, c2)
+    dx = torch.empty(n, h, w, c1, dtype=g.dtype, device=g.device)
+    ph, pw = triton.cdiv(h, stride), triton.cdiv(w, stride)
+
+    def launch(tile: Launch) -> None:
+        nb, th, tw = tile.box
+        aw_triton.input_grad[tile.tiles(n, ph, pw), triton.cdiv(c1, tile.columns), stride * stride](
+            TensorDescriptor.from_tensor(gradient, [nb, th, tw, tile.depth]),
+            TensorDescriptor.from_tensor(kernel, [tile.depth, 1, tile.columns]),
+            TensorDescriptor.from_tensor(s, [nb, 1, tile.depth]), dx, n, h, w, oh, ow, c1, c2,
+            stride, *padding, *dilation, kh, kw, _precision(g), _hopper(g),
+            nb, th, tw, tile.columns, tile.depth, **tile.how,
+        )  # fmt: skip
+
+    candidates = launches(n, ph, pw, c1, c2, products=False, across=True)
+    launch(fastest(("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh), candidates, launch, g.device))
+    return dx.permute(0, 3, 1, 2)
+
+
+class _WeightGrad:
+    """∂K and ∂s of one convolution: either both at once, sample by sample, or each by itself, across samples."""
+
+    def __init__(
+        self, g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
+    ) -> None:
+        self.gradient, images, self.kernel, self.s = (channels_last(t) for t in (g, x, weight, scale))
+        self.images = _whole(images, stride)
+        (self.n, self.c1, *self.size), (self.c2, _, kh, kw) = x.shape, weight.shape
+        self.oh, self.ow = g.shape[2:]
+        self.taps, self.stride, self.dtype = kh * kw, stride, weight.dtype
+        self.shape = stride, *padding, *dilation, kh, kw
+        self.key = x.dtype, self.n, self.oh, self.ow, self.c1, self.c2, stride, kh
+
+    def ways(self) -> list[str]:
+        """Names of the methods that may be the fastest."""
+        return ["within", "across"] if self.n >= 64 and self.oh * self.ow <= LARGE else ["within"]
+
+    def within(self) -> tuple[Tensor, Tensor]:
+        """A sample's own weight gradient at a time."""
+
+        def launch(tile: Launch) -> tuple[Tensor, Tensor]:
+            _, th, tw = tile.box
+            blocks = triton.cdiv(self.c2, tile.columns), triton.cdiv(self.c1, tile.depth)
+            splits = max(1, min(self.n, 528 // (self.taps * triton.cdiv(self.c2, 64) * triton.cdiv(self.c1, 64))))
+            dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s_shape)
+            aw_triton.weight_grad[*blocks, self.taps * splits](
+                TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
+                _interleaved(self.images, self.stride, [1, th, 1, tw, tile.depth]),
+                self.kernel, self.s, dw, ds, self.n, self.oh, self.ow, self.c1, self.c2, splits, *self.shape,
+                tile.tiles(1, self.oh, self.ow), _precision(self.images), th, tw, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+            return _sum(dw), _sum(ds)
+
+        tiles = [
+            Launch(box_within_sample(rows, self.oh, self.ow), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages)
+            for bp, bc, rows, warps, stages in WITHIN_TILES
+            if bp <= max(64, self.c2) and bc <= max(64, self.c1)
+        ]
+        return launch(fastest(("aw weight grad within", *self.key), tiles, launch, self.s.device))
+
+    def across(self) -> tuple[Tensor, Tensor]:
+        """One position of the map in many samples at a time, first for the kernel, then for the multiplier."""
+        n, c1, c2, where = self.n, self.c1, self.c2, (self.n, *self.size, self.oh, self.ow, self.c1, self.c2)
+
+        def kernel_grad(tile: Launch) -> Tensor:
+            nb, splits = tile.box[0], tile.splits
+            dw = self._empty(splits, c2, self.taps, c1, dtype=self.dtype if splits == 1 else torch.float32)
+            aw_triton.kernel_grad[triton.cdiv(c2, tile.columns), triton.cdiv(c1, tile.depth), self.taps * splits](
+                TensorDescriptor.from_tensor(self.gradient, [nb, 1, 1, tile.columns]),
+                _interleaved(self.images, self.stride, [nb, 1, 1, 1, tile.depth]),
+                TensorDescriptor.from_tensor(self.s.view(self.s_shape), [nb, 1, tile.columns]),
+                dw, *where, splits, *self.shape, _precision(self.images), _hopper(self.images),
+                nb, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+            return _sum(dw)
+
+        def scale_grad(tile: Launch) -> Tensor:
+            nb, splits = tile.box[0], tile.splits
+            ds = self._empty(splits, *self.s_shape)
+            aw_triton.scale_grad[triton.cdiv(n, nb), triton.cdiv(c2, tile.columns), self.taps * splits](
+                TensorDescriptor.from_tensor(self.gradient, [nb, 1, 1, tile.columns]),
+                _interleaved(self.images, self.stride, [nb, 1, 1, 1, tile.depth]),
+                TensorDescriptor.from_tensor(self.kernel.view(c2, self.taps, c1), [tile.columns, 1, tile.depth]),
+                ds, *where, splits, *self.shape, _precision(self.images),
+                nb, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+            return _sum(ds)
+
+        kernel_tiles = [
+            Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits=splits)
+            for bp, bc, nb, warps, stages in ACROSS_TILES
+            for splits in self._splits(c2 * self.taps * c1)
+            if bp <= max(64, c2) and bc <= max(64, c1)
+        ]
+        scale_tiles = [
+            Launch((nb, 1, 1), narrow(bn, c2), narrow(bk, c1), warps, stages, splits=splits)
+            for nb, bn, bk, warps, stages in PRODUCT_TILES
+            for splits in self._splits(n * self.taps * c2)
+            if bn <= max(64, c2)
+        ]
+        device = self.s.device
+        dw = kernel_grad(fastest(("aw kernel grad", *self.key), kernel_tiles, kernel_grad, device))
+        ds = scale_grad(fastest(("aw scale grad", *self.key), scale_tiles, scale_grad, device))
+        return dw, ds
+
+    def _splits(self, size: int) -> list[int]:
+        """Into how many parts a sum of ``size`` numbers may go: they should not need more memory than the images."""
+        room = min(self.oh * self.ow, self.images.nbytes // (4 * size))
+        return [splits for splits in SPLITS if splits <= max(1, room)]
+
+    @property
+    def s_shape(self) -> tuple[int, int, int]:
+        """Samples, kernel positions, channels."""
+        return self.n, self.taps, self.c2
+
+    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.s.device)
+
+
+def _sum(parts: Tensor) -> Tensor:
+    """Over the first axis."""
+    return parts[0] if len(parts) == 1 else parts.sum(0)
+
+
+def weight_grad(
+    g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
+) -> tuple[Tensor, Tensor]:
+    """∂K (C2, C1, h, w) and ∂s (N, C2, h, w), in float32 or in the type of the kernel."""
+    work, (kh, kw) = _WeightGrad(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
+    way = fastest(("aw weight grad", *work.key), work.ways(), lambda way: getattr(work, way)(), x.device)
+    dw, ds = getattr(work, way)()
+    return dw.view(-1, kh, kw, x.shape[1]).permute(0, 3, 1, 2), ds.view(len(x), kh, kw, -1).permute(0, 3, 1, 2)
