@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import foveal
-from foveal.attention.cam import class_maps
+from foveal.attention.cam import class_maps, trace_classes
 from foveal.attention.taps import Taps
 
 STEPS = 3
@@ -45,7 +45,7 @@ def work(rank: int, processes: int, folder: str) -> None:
             taps = Taps(model, LAYERS)
             with taps:  # one forward of the wrapper: its output and the maps come from the same graph
                 logits = model(x)
-            maps = class_maps(taps, target[:, None], order=order)
+            maps = class_maps(trace_classes(taps, target[:, None], order))
             loss = sum(each.square().mean() for each in maps.values()) + F.cross_entropy(logits, target)
             loss.backward()
             optimiser.step()

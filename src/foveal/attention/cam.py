@@ -136,7 +136,8 @@ def cam(
         with taps, twice_differentiable(order):
             model(*inputs)
         classes = _classes(target, taps.logits)
-        maps = class_maps(taps, classes if classes.ndim == 2 else classes[:, None], kind, order, batch_norm=batch_norm)
+        several = classes if classes.ndim == 2 else classes[:, None]
+        maps = class_maps(trace_classes(taps, several, order, batch_norm=batch_norm), kind)
     taps.clear()
     if classes.ndim == 1:
         maps = {name: each[:, 0] for name, each in maps.items()}
@@ -162,32 +163,37 @@ def twice_differentiable(order: int) -> Iterator[None]:
         yield
 
 
-def class_maps(
-    taps: Taps, classes: Tensor, kind: Kind = "channel", order: int = 1, *, batch_norm: BatchNorm = "coupled"
-) -> dict[str, Tensor]:
-    """Maps of K classes of each sample at every tapped layer, from a forward pass that has run.
+Traced = dict[str, tuple[Tensor, list[Tensor]]]
+"""Layer to its features (N, C, H, W) and the gradients of K class scores with respect to them."""
+
+
+def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: BatchNorm = "coupled") -> Traced:
+    """What the maps of K classes of each sample are made of, from a forward pass that has run.
 
     Args:
         taps: after a forward pass of the model inside it.
         classes: int64 (N, K).
-        kind: ``channel`` or ``gradcam``.
         order: 1 or 2.
         batch_norm: ``coupled`` or ``frozen``.
-
-    Returns:
-        Layer to maps (N, K, H, W).
     """
     tapped = taps.tapped()
     grids = {name: taps.grid(name) for name in tapped}
     gradients = class_gradients(taps, tapped, classes, order, batch_norm)
-    maps = {}
+    found = {}
     for name, each in tapped.items():
-        found = [grids[name](gradient) for gradient in gradients[name]]
+        parts = [grids[name](gradient) for gradient in gradients[name]]
         if each.values.ndim == 3:
-            _check_tokens(name, found)
-        weights = torch.stack([_weights(gradient, kind) for gradient in found])
-        maps[name] = _map(grids[name](each.values), weights).movedim(0, 1)
-    return maps
+            _check_tokens(name, parts)
+        found[name] = grids[name](each.values), parts
+    return found
+
+
+def class_maps(traced: Traced, kind: Kind = "channel") -> dict[str, Tensor]:
+    """Layer to maps (N, K, H, W)."""
+    return {
+        name: _map(features, torch.stack([_weights(gradient, kind) for gradient in gradients])).movedim(0, 1)
+        for name, (features, gradients) in traced.items()
+    }
 
 
 def class_gradients(

@@ -49,10 +49,10 @@ def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Modul
     return {name: layers[name] for name in names}
 
 
-def compiled_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules in ``model``, or itself, that ``torch.compile`` or ``compile()`` was called on."""
-    wrapped = [m.get_submodule("_orig_mod") for m in model.modules() if "_orig_mod" in m._modules]
-    return wrapped + [m for m in model.modules() if m._compiled_call_impl is not None]
+def compiled_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """Those of ``modules`` that ``torch.compile`` or ``compile()`` was called on."""
+    wrapped = [m.get_submodule("_orig_mod") for m in modules if "_orig_mod" in m._modules]
+    return wrapped + [m for m in modules if m._compiled_call_impl is not None]
 
 
 def keep_buffers(compiled: bool) -> AbstractContextManager[Any]:
@@ -111,6 +111,7 @@ class Taps:
     def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Grid | None = None) -> None:
         self.model, self.core = model, unwrapped(model)
         self.layers = find_layers(self.core, at)
+        self._modules = list(model.modules())  # gathering them takes longer than looking at them
         self.compiled: list[nn.Module] = []
         self.reshape = reshape
         self._open = ExitStack()
@@ -124,7 +125,7 @@ class Taps:
 
     def __enter__(self) -> Self:
         self.clear()
-        self.compiled = compiled_modules(self.model)
+        self.compiled = compiled_modules(self._modules)
         with ExitStack() as stack:
             for name, layer in self.layers.items():
                 stack.callback(layer.register_forward_hook(self._eager(self._keeper(name))).remove)

@@ -17,7 +17,16 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.cam import KINDS, BatchNorm, Kind, check_order, class_maps, twice_differentiable
+from foveal.attention.cam import (
+    KINDS,
+    BatchNorm,
+    Kind,
+    Traced,
+    check_order,
+    class_maps,
+    trace_classes,
+    twice_differentiable,
+)
 from foveal.attention.taps import Grid, Taps
 from foveal.errors import UserError, unknown
 from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
@@ -118,7 +127,7 @@ class Sharpen:
         self.masking: dict[str, Any] = {"sigma": sigma, "omega": omega, "mask_gradient": mask_gradient}
         self.normalise, self.pairs, self.positives, self.warmup = normalise, pairs, positives, warmup
         self.compile = compile
-        self._compiled: Callable[..., dict[str, Tensor]] | None = None
+        self._compiled: Callable[..., Any] | None = None
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
         check_order(order)
@@ -185,16 +194,21 @@ class Sharpen:
             self.steps += 1
             confused = any(w and term.startswith("separability") for term, w in self.weights.items())
             classes, counts, has = self._choose(self._taps.logits, target, valid)
-            maps = class_maps(
-                self._taps, classes if confused else classes[:, :-1], self.kind, self.order, batch_norm=self.batch_norm
-            )
+            classes = classes if confused else classes[:, :-1]
+            traced = trace_classes(self._taps, classes, self.order, batch_norm=self.batch_norm)
         finally:
             self._taps.clear()
-        self.maps = {name: each.detach() for name, each in maps.items()}
         if self.compile and self._compiled is None:
-            self._compiled = torch.compile(self._terms)
-        terms = self._compiled if self.compile and self._compiled is not None else self._terms
-        return terms(maps, counts, has)
+            self._compiled = torch.compile(self._maps_and_terms)
+        work = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
+        self.maps, losses = work(traced, counts, has)
+        return losses
+
+    def _maps_and_terms(
+        self, traced: Traced, counts: Tensor, has: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        maps = class_maps(traced, self.kind)
+        return {name: each.detach() for name, each in maps.items()}, self._terms(maps, counts, has)
 
     def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has: Tensor) -> dict[str, Tensor]:
         """The losses from the maps: those of P true classes that ``counts`` (N, P), then of the confuser it ``has``."""
