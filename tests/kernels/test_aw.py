@@ -110,6 +110,21 @@ def test_a_box_covers_the_map_with_least_waste():
     assert aw_launch.box_within_sample(128, 28, 28) == (1, 4, 32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, monkeypatch):
+    tiles = {}
+
+    def fastest(key, candidates, launch, device):
+        tiles[key[0]] = candidates
+        return candidates[0]
+
+    monkeypatch.setattr(aw_launch, "fastest", fastest)
+    x, weight, scale, _ = inputs((3, 3), 3, dtype)
+    aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
+    for name, side in (("aw forward", "columns"), ("aw input grad", "depth")):
+        assert all(getattr(tile, side) * x.element_size() >= 128 for tile in tiles[name])
+
+
 @pytest.mark.parametrize("channels", [8, 24, 96, 640])
 @pytest.mark.parametrize("side", [1, 7, 33, 224])
 @pytest.mark.parametrize("n", [1, 64, 1000])

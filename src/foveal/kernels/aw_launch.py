@@ -13,6 +13,7 @@ from foveal.kernels import aw_triton
 from foveal.kernels.tune import fastest
 
 LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
+PIECE = 128  # bytes to which a tensor descriptor must put what it reads; a sample's multipliers are no fewer
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ def forward(
                 th, tw, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
 
-    shape = n, oh, ow, c2, c1
+    shape = n, oh, ow, max(c2, PIECE // s.element_size()), c1
     candidates = launches(*shape, products=False, across=False) + launches(*shape, products=True, across=True)
     launch(fastest(("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh), candidates, launch, x.device))
     return out.permute(0, 3, 1, 2)
@@ -167,7 +168,7 @@ def input_grad(
             nb, th, tw, tile.columns, tile.depth, **tile.how,
         )  # fmt: skip
 
-    candidates = launches(n, ph, pw, c1, c2, products=False, across=True)
+    candidates = launches(n, ph, pw, c1, max(c2, PIECE // s.element_size()), products=False, across=True)
     launch(fastest(("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh), candidates, launch, g.device))
     return dx.permute(0, 3, 1, 2)
 
