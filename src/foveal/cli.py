@@ -198,6 +198,7 @@ def reproduce(
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
     csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and put ours beside the published number."""
@@ -207,6 +208,8 @@ def reproduce(
     todo = cells(table, seeds, out, overrides or [], first_seed)
     done = sum(cell.done for cell in todo)
     _say(f"{table}: {len(todo)} runs, {done} finished before")
+    if finished:
+        todo = [cell for cell in todo if cell.done]
     failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=_say)
     rows = summarise(todo)
     other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None

@@ -71,7 +71,8 @@ def test_gradient(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", range(5))
 @pytest.mark.parametrize(
-    ("count", "width", "dtype"), [(11, 4, torch.float32), (70, 20, torch.float32), (37, 16, torch.float16)]
+    ("count", "width", "dtype"),
+    [(11, 4, torch.float32), (70, 20, torch.float32), (64, 16, torch.float32), (37, 16, torch.float16)],
 )
 def test_fused_equals_the_pieces(rule, count, width, dtype, monkeypatch):
     """The Triton kernels, in the interpreter where there is no GPU: odd sizes, padding, graphs without a pair."""
@@ -109,6 +110,45 @@ def test_fused_sums_of_whole_graphs(rule, monkeypatch):
     torch.testing.assert_close([x.cpu() for x in found], gradients, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("rule", [2, 3])
+@pytest.mark.parametrize("whole", [False, True], ids=["rows", "graphs"])
+@pytest.mark.parametrize("case", ["weak labelled pairs", "all weaker than padding"])
+def test_fused_beyond_the_range_of_exponentials(case, whole, rule, monkeypatch):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    monkeypatch.setattr(pair_triton, "TILES", ((32, 32, 4, 1),))
+    q, k, valid, labels = sides(3, 37, 4, dtype=torch.float32)
+    labels = labels.clamp_min(0) % 2
+    valid[0, :8] = False
+    if case == "weak labelled pairs":  # by 150 each way
+        sign = 1 - 2 * labels[:2].float() if rule != 3 else torch.tensor([1.0, -1.0]).repeat(2, 19)[:, :37]
+        q[:2, :, 0], k[:2, :, 0] = 15 * sign, 10 * sign
+    else:
+        q[:2, :, 0], k[:2, :, 0] = 15, -10
+    if rule == 3 and case == "weak labelled pairs":  # the same label, and nobody like one's own kind
+        labels[:2] = torch.arange(37) // 2
+    pairs = list(rules(labels))[rule]
+    given = [q, k, valid, pairs.target, pairs.owner, pairs.table]
+    given = [x if x is None else x.to(device) for x in given] + [pairs.rule, 1.0]
+    rows = module._forward(
+        *(x.double() if x is not None and x.is_floating_point() else x for x in given[:6]), *given[6:]
+    )
+    found = (pair_triton.forward_whole if whole else pair_triton.forward)(*given)
+    expected = [x.logsumexp(1) for x in rows] if whole else list(rows)
+    torch.testing.assert_close(list(found), [x.float() for x in expected], atol=1e-4, rtol=1e-5)
+    doubtful = pair_triton._far(*expected)
+    assert doubtful.any()
+    into = torch.randn(2, *expected[0].shape, generator=torch.Generator().manual_seed(1)).to(device)
+    # The gradient of a graph's log-sum is that of its rows', each with its share of the sum.
+    shares = [
+        (r - e[:, None]).exp().nan_to_num() * i[:, None] if whole else i
+        for r, e, i in zip(rows, expected, into, strict=True)
+    ]
+    gradients = module._backward(*shares, *rows, q.double().to(device), k.double().to(device), *given[2:])
+    gradients = [x.float() for x in gradients]
+    found = pair_triton.backward(*into, *(x.float() for x in expected), *given)
+    torch.testing.assert_close(list(found), gradients, atol=1e-3, rtol=1e-3)
+
+
 def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
     """As on a GPU: the loss and its gradients are those of the other way."""
     q, k, valid, labels = sides(3, 37, 20, dtype=torch.float32)
@@ -131,9 +171,10 @@ class _PIECES:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rule", range(5))
-def test_every_tile_on_a_gpu(rule, dtype):
+@pytest.mark.parametrize("count", [512, 515])
+def test_every_tile_on_a_gpu(rule, dtype, count):
     """No tile is wrong, in any of several tries: a race would show."""
-    q, k, valid, labels = (x.cuda() for x in sides(3, 515, 64, dtype=torch.float32))
+    q, k, valid, labels = (x.cuda() for x in sides(3, count, 64, dtype=torch.float32))
     pairs = list(rules(labels.cpu()))[rule]
     table = None if pairs.table is None else pairs.table.cuda()
     given = (q.to(dtype), k.to(dtype), valid, pairs.target.cuda(), pairs.owner.cuda(), table, pairs.rule, 0.125)
