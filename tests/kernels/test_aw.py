@@ -16,22 +16,19 @@ CASES = {
     "no padding": ((4, 6), 2, (0, 0), (1, 1), 3),
     "much padding": ((2, 3), 1, (3, 2), (1, 1), 3),
 }
-TILES = {"one sample": (1, 4, 4), "products of one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
+TILES = {"one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
 
 
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
     """Small tiles, so that small maps need several, of one form."""
-    box, form = TILES[request.param], "products" in request.param or "many" in request.param
-
-    def launches(n, h, w, columns, depth, *, products, across):
-        gradient = across and not products
-        return [aw_launch.Launch(box, 16, 16, 4, 1, products)] if gradient or products == form else []
-
-    monkeypatch.setattr(aw_launch, "launches", launches)
-    for tiles in ("WITHIN_TILES", "ACROSS_TILES", "PRODUCT_TILES"):
-        monkeypatch.setattr(aw_launch, tiles, ((16, 16, 16, 4, 1),))
-    if "many" in request.param:
+    across = request.param != "one sample"
+    tiles = [aw_launch.Launch(TILES[request.param], 16, 16, 4, 1)]
+    monkeypatch.setattr(aw_launch, "launches_within", lambda *shape: [] if across else tiles)
+    monkeypatch.setattr(aw_launch, "launches_across", lambda *shape: tiles if across else [])
+    for name in ("WITHIN_TILES", "ACROSS_TILES"):
+        monkeypatch.setattr(aw_launch, name, ((16, 16, 16, 4, 1),))
+    if across:
         monkeypatch.setattr(aw_launch._WeightGrad, "ways", lambda self: ["across"])
         monkeypatch.setattr(aw_launch._WeightGrad, "_splits", lambda self, size: [2])
 
@@ -129,8 +126,12 @@ def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, 
 @pytest.mark.parametrize("side", [1, 7, 33, 224])
 @pytest.mark.parametrize("n", [1, 64, 1000])
 def test_every_shape_has_a_tile(n, side, channels):
-    for products in (False, True):
-        found = aw_launch.launches(n, side, side, channels, channels, products=products, across=True)
-        assert found
-        assert all(tile.columns <= 2 * max(8, channels) for tile in found)
-        assert len({tile.box[0] == 1 for tile in found}) == (2 if n >= 64 and side < 32 else 1)
+    within = aw_launch.launches_within(side, side, channels, channels)
+    across = [
+        aw_launch.launches_across(tiles, n, side, side, channels, channels)
+        for tiles in (aw_launch.TILES, aw_launch.PRODUCT_TILES)
+    ]
+    assert within
+    for found in across:
+        assert bool(found) == (n >= 64 and side < 33)
+    assert all(tile.columns <= 2 * max(8, channels) for tiles in (within, *across) for tile in tiles)

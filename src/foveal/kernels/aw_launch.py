@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -20,7 +21,7 @@ PIECE = 128  # bytes to which a tensor descriptor must put what it reads; a samp
 class Launch:
     """Shape of a tile: ``box`` samples, rows and columns by ``columns`` channels, ``depth`` summed at a time.
 
-    ``products`` says in which form (see :mod:`foveal.kernels.aw_triton`), ``splits`` into how many parts a sum goes.
+    Either one sample or one row and column. ``splits`` says into how many parts a sum goes.
     """
 
     box: tuple[int, int, int]
@@ -28,7 +29,6 @@ class Launch:
     depth: int
     warps: int
     stages: int
-    products: bool = False
     splits: int = 1
 
     @property
@@ -50,31 +50,34 @@ def box_within_sample(rows: int, h: int, w: int) -> tuple[int, int, int]:
 # Rows, columns, depth, warps and stages. With one accumulator, with two, and those of the two weight gradients.
 TILES = ((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3),
          (256, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 256, 64, 4, 3), (128, 256, 64, 8, 3))  # fmt: skip
-PRODUCT_TILES = (
-    (128, 128, 64, 8, 3),
-    (64, 128, 64, 8, 4),
-    (64, 128, 64, 4, 3),
-    (128, 64, 64, 4, 3),
-    (64, 64, 64, 4, 4),
-)
+PRODUCT_TILES = ((128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
+                 (64, 64, 64, 4, 4))  # fmt: skip
 WITHIN_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 128, 64, 8, 4))
 ACROSS_TILES = ((128, 128, 64, 8, 4), (128, 128, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4))
 SPLITS = (1, 2, 3, 4, 8)
 
 
-def launches(n: int, h: int, w: int, columns: int, depth: int, *, products: bool, across: bool) -> list[Launch]:
-    """Candidates for n maps of h×w with ``columns`` output channels and ``depth`` input channels, in one form.
+def launches_within(h: int, w: int, columns: int, depth: int) -> list[Launch]:
+    """Candidates for maps of h×w, ``columns`` channels out and ``depth`` channels in, in boxes of one sample."""
+    return [
+        Launch(box_within_sample(rows, h, w), narrow(wide, columns), narrow(deep, depth), warps, stages)
+        for rows, wide, deep, warps, stages in TILES
+        if min(128, most(columns)) <= wide <= most(columns) and rows <= max(64, 2 * h * w)
+    ]
 
-    On small maps, if they may, tiles are also one position of many samples.
-    """
-    found, most = [], max(64, triton.next_power_of_2(columns))
-    for rows, wide, deep, warps, stages in PRODUCT_TILES if products else TILES:
-        if min(128, most) <= wide <= most:
-            boxes = [box_within_sample(rows, h, w)] if rows <= max(64, 2 * h * w) else []
-            if across and rows <= n and h * w <= LARGE:
-                boxes.append((rows, 1, 1))
-            found += [Launch(box, narrow(wide, columns), narrow(deep, depth), warps, stages, products) for box in boxes]
-    return found
+
+def launches_across(tiles: Sequence[Sequence[int]], n: int, h: int, w: int, columns: int, depth: int) -> list[Launch]:
+    """Candidates for n maps of h×w, one place of many samples at a time; none if the maps are large or few."""
+    return [
+        Launch((rows, 1, 1), narrow(wide, columns), narrow(deep, depth), warps, stages)
+        for rows, wide, deep, warps, stages in tiles
+        if rows <= n and h * w <= LARGE and wide <= most(columns)
+    ]
+
+
+def most(channels: int) -> int:
+    """The widest tile that makes sense."""
+    return max(64, triton.next_power_of_2(channels))
 
 
 def narrow(side: int, channels: int) -> int:
@@ -104,6 +107,11 @@ def _interleaved(x: Tensor, stride: int, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor(x, shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block)
 
 
+def _flat(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Contiguous (N, H, W, C) as (N, H·W·C)."""
+    return TensorDescriptor.from_tensor(x.view(len(x), -1), [rows, columns])
+
+
 def _precision(x: Tensor) -> str:
     exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
     return "ieee" if exact else "tf32"
@@ -120,30 +128,30 @@ def forward(
     (n, c1, h, w), (c2, _, kh, kw) = x.shape, weight.shape
     oh = (h + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride + 1
     ow = (w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride + 1
-    images = _whole(channels_last(x), stride)
-    kernel, s = channels_last(weight).view(c2, kh * kw, c1), channels_last(scale).view(n, kh * kw, c2)
+    images = channels_last(x)
+    whole, kernel = _whole(images, stride), channels_last(weight).view(c2, kh * kw, c1)
+    s = channels_last(scale).view(n, kh * kw, c2)
     out = torch.empty(n, oh, ow, c2, dtype=x.dtype, device=x.device)
+    common = c1, c2, stride, *padding, *dilation, kh, kw, bias is not None, _precision(x)
 
     def launch(tile: Launch) -> None:
         nb, th, tw = tile.box
         grid = tile.tiles(n, oh, ow), triton.cdiv(c2, tile.columns)
-        pictures = _interleaved(images, stride, [nb, th, 1, tw, tile.depth])
         weights = TensorDescriptor.from_tensor(kernel, [tile.columns, 1, tile.depth])
         multiplier = TensorDescriptor.from_tensor(s, [nb, 1, tile.columns])
-        common = c1, c2, stride, *padding, *dilation, kh, kw, bias is not None, _precision(x)
-        if tile.products:
-            aw_triton.forward_by_products[grid](
-                pictures, weights, multiplier, bias, out, n, h, w, oh, ow, *common,
-                nb, th, tw, tile.columns, tile.depth, **tile.how,
+        if nb > 1:
+            aw_triton.forward_across[grid](
+                _flat(images, nb, tile.depth), weights, multiplier, bias, out, n, h, w, oh, ow, *common,
+                nb, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
         else:
             aw_triton.forward[grid](
-                pictures, weights, multiplier, bias, out, oh, ow, *common, _hopper(x),
-                th, tw, tile.columns, tile.depth, **tile.how,
+                _interleaved(whole, stride, [1, th, 1, tw, tile.depth]), weights, multiplier, bias, out, oh, ow,
+                *common, _hopper(x), th, tw, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
 
-    shape = n, oh, ow, max(c2, PIECE // s.element_size()), c1
-    candidates = launches(*shape, products=False, across=False) + launches(*shape, products=True, across=True)
+    wide = max(c2, PIECE // s.element_size())
+    candidates = launches_within(oh, ow, wide, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
     launch(fastest(("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh), candidates, launch, x.device))
     return out.permute(0, 3, 1, 2)
 
@@ -168,7 +176,8 @@ def input_grad(
             nb, th, tw, tile.columns, tile.depth, **tile.how,
         )  # fmt: skip
 
-    candidates = launches(n, ph, pw, c1, max(c2, PIECE // s.element_size()), products=False, across=True)
+    candidates = launches_within(ph, pw, c1, max(c2, PIECE // s.element_size()))
+    candidates += launches_across(TILES, n, ph, pw, c1, c2)
     launch(fastest(("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh), candidates, launch, g.device))
     return dx.permute(0, 3, 1, 2)
 
@@ -179,8 +188,7 @@ class _WeightGrad:
     def __init__(
         self, g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
     ) -> None:
-        self.gradient, images, self.kernel, self.s = (channels_last(t) for t in (g, x, weight, scale))
-        self.images = _whole(images, stride)
+        self.gradient, self.images, self.kernel, self.s = (channels_last(t) for t in (g, x, weight, scale))
         (self.n, self.c1, *self.size), (self.c2, _, kh, kw) = x.shape, weight.shape
         self.oh, self.ow = g.shape[2:]
         self.taps, self.stride, self.dtype = kh * kw, stride, weight.dtype
@@ -193,6 +201,7 @@ class _WeightGrad:
 
     def within(self) -> tuple[Tensor, Tensor]:
         """A sample's own weight gradient at a time."""
+        images = _whole(self.images, self.stride)
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
             _, th, tw = tile.box
@@ -201,7 +210,7 @@ class _WeightGrad:
             dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s_shape)
             aw_triton.weight_grad[*blocks, self.taps * splits](
                 TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
-                _interleaved(self.images, self.stride, [1, th, 1, tw, tile.depth]),
+                _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
                 self.kernel, self.s, dw, ds, self.n, self.oh, self.ow, self.c1, self.c2, splits, *self.shape,
                 tile.tiles(1, self.oh, self.ow), _precision(self.images), th, tw, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
@@ -210,7 +219,7 @@ class _WeightGrad:
         tiles = [
             Launch(box_within_sample(rows, self.oh, self.ow), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages)
             for bp, bc, rows, warps, stages in WITHIN_TILES
-            if bp <= max(64, self.c2) and bc <= max(64, self.c1)
+            if bp <= most(self.c2) and bc <= most(self.c1)
         ]
         return launch(fastest(("aw weight grad within", *self.key), tiles, launch, self.s.device))
 
@@ -222,8 +231,7 @@ class _WeightGrad:
             nb, splits = tile.box[0], tile.splits
             dw = self._empty(splits, c2, self.taps, c1, dtype=self.dtype if splits == 1 else torch.float32)
             aw_triton.kernel_grad[triton.cdiv(c2, tile.columns), triton.cdiv(c1, tile.depth), self.taps * splits](
-                TensorDescriptor.from_tensor(self.gradient, [nb, 1, 1, tile.columns]),
-                _interleaved(self.images, self.stride, [nb, 1, 1, 1, tile.depth]),
+                _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.s.view(self.s_shape), [nb, 1, tile.columns]),
                 dw, *where, splits, *self.shape, _precision(self.images), _hopper(self.images),
                 nb, tile.columns, tile.depth, **tile.how,
@@ -234,8 +242,7 @@ class _WeightGrad:
             nb, splits = tile.box[0], tile.splits
             ds = self._empty(splits, *self.s_shape)
             aw_triton.scale_grad[triton.cdiv(n, nb), triton.cdiv(c2, tile.columns), self.taps * splits](
-                TensorDescriptor.from_tensor(self.gradient, [nb, 1, 1, tile.columns]),
-                _interleaved(self.images, self.stride, [nb, 1, 1, 1, tile.depth]),
+                _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.kernel.view(c2, self.taps, c1), [tile.columns, 1, tile.depth]),
                 ds, *where, splits, *self.shape, _precision(self.images),
                 nb, tile.columns, tile.depth, **tile.how,
@@ -243,16 +250,15 @@ class _WeightGrad:
             return _sum(ds)
 
         kernel_tiles = [
-            Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits=splits)
+            Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits)
             for bp, bc, nb, warps, stages in ACROSS_TILES
             for splits in self._splits(c2 * self.taps * c1)
-            if bp <= max(64, c2) and bc <= max(64, c1)
+            if bp <= most(c2) and bc <= most(c1)
         ]
         scale_tiles = [
-            Launch((nb, 1, 1), narrow(bn, c2), narrow(bk, c1), warps, stages, splits=splits)
-            for nb, bn, bk, warps, stages in PRODUCT_TILES
+            replace(tile, splits=splits)
+            for tile in launches_across(PRODUCT_TILES, n, self.oh, self.ow, c2, c1)
             for splits in self._splits(n * self.taps * c2)
-            if bn <= max(64, c2)
         ]
         device = self.s.device
         dw = kernel_grad(fastest(("aw kernel grad", *self.key), kernel_tiles, kernel_grad, device))

@@ -11,10 +11,10 @@ position after the other, ∂K takes the incoming gradient scaled by s, and ∂s
 the map. Kernel positions that fall outside the map are left out then.
 
 All maps are channels last: images (N, H, W, C), weights (C2, T, C1), multipliers (N, T, C2) with T kernel positions.
-Tiles are boxes of NB samples, TH rows and TW columns, read through tensor descriptors, which fill with zeros outside
-the image. Either NB or both TH and TW are 1.
-
-A stride S splits an image into S×S interleaved ones, so a descriptor sees it as (N, H/S, S, W/S, S·C).
+Tiles within a sample are boxes of TH rows and TW columns, read through tensor descriptors, which fill with zeros
+outside the image; a stride S splits an image into S×S interleaved ones, so a descriptor sees it as
+(N, H/S, S, W/S, S·C). Across samples a descriptor sees images as (N, H·W·C). What it reads beyond the channels of a
+place meets zeros in the other operand.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -81,42 +81,10 @@ def forward(
 
 
 @triton.jit
-def _meets(at, last, SIZE, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
-    """First and number of the K kernel positions that meet a map of SIZE from outputs ``at`` to ``last``."""
-    low = tl.cdiv(tl.maximum(P - last * S, 0), D)
+def _meets(at, SIZE, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """First and number of the K kernel positions that meet a map of SIZE from output ``at``."""
+    low = tl.cdiv(tl.maximum(P - at * S, 0), D)
     return low, tl.maximum(tl.minimum(K, (SIZE - 1 + P - at * S) // D + 1) - low, 0)
-
-
-@triton.jit
-def forward_by_products(
-    x, w, s, b, o, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
-    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
-    NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """O, from scaled products of the common kernel."""
-    BM: tl.constexpr = NB * TH * TW
-    n0, y0, x0 = _box(OH, OW, NB, TH, TW)
-    first = tl.program_id(1) * BN
-    low_y, many_y = _meets(y0, y0 + TH - 1, H, S, PY, DY, KH)
-    low_x, many_x = _meets(x0, x0 + TW - 1, W, S, PX, DX, KW)
-    total = tl.zeros((BM, BN), tl.float32)
-    for j in tl.range(0, many_y * many_x, flatten=True):
-        ky, kx = low_y + j // many_x, low_x + j % many_x
-        t, dy, dx = ky * KW + kx, ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
-        part = tl.zeros((BM, BN), tl.float32)
-        for c in range(0, C1, BK):
-            rows = x.load([n0, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + c]).reshape(BM, BK)
-            weight = w.load([first, t, c]).reshape(BN, BK)
-            part = tl.dot(rows, weight.T, part, input_precision=PRECISION)
-        scale = s.load([n0, t, first]).reshape(NB, BN)  # one for all rows, or one for each
-        total += part * scale.to(tl.float32)
-    c2 = first + tl.arange(0, BN)
-    if BIAS:
-        total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[None, :]
-    n, y, z = _rows(n0, y0, x0, NB, TH, TW)
-    to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
-    tl.store(to, total.to(o.dtype.element_ty), mask=((n < N) & (y < OH) & (z < OW))[:, None] & (c2 < C2)[None, :])
 
 
 @triton.jit
@@ -125,6 +93,42 @@ def _reach(k, SIZE, OUT, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
     low = tl.cdiv(tl.maximum(P - k * D, 0), S)
     high = tl.minimum(OUT, (tl.maximum(SIZE - 1 + P - k * D, -S) + S) // S)
     return low, tl.maximum(high - low, 0)
+
+
+@triton.jit
+def _product(x, w, n0, at, t, first, C1: tl.constexpr, PRECISION: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr,
+             BK: tl.constexpr):  # fmt: skip
+    """K_t · I at one place of the map, for NB samples and BN channels."""
+    total = tl.zeros((NB, BN), tl.float32)
+    for c in range(0, C1, BK):  # both operands go from shared memory into the product, without a stop
+        weight = w.load([first, t, c]).reshape(BN, BK)
+        total = tl.dot(x.load([n0, at + c]), weight.T, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def forward_across(
+    x, w, s, b, o, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """O at one place of the map, NB samples a tile, from scaled products of the common kernel."""
+    n0, y, z = _box(OH, OW, NB, 1, 1)
+    first = tl.program_id(1) * BN
+    low_y, many_y = _meets(y, H, S, PY, DY, KH)
+    low_x, many_x = _meets(z, W, S, PX, DX, KW)
+    total = tl.zeros((NB, BN), tl.float32)
+    for j in range(many_y * many_x):
+        ky, kx = low_y + j // many_x, low_x + j % many_x
+        at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+        part = _product(x, w, n0, at, ky * KW + kx, first, C1, PRECISION, NB, BN, BK)
+        total += part * s.load([n0, ky * KW + kx, first]).reshape(NB, BN).to(tl.float32)
+    n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
+    if BIAS:
+        total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[None, :]
+    to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
+    tl.store(to, total.to(o.dtype.element_ty), mask=(n < N)[:, None] & (c2 < C2)[None, :])
 
 
 @triton.jit
@@ -138,20 +142,15 @@ def scale_grad(
     T: tl.constexpr = KH * KW
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
     ky, kx = t // KW, t % KW
-    dy, dx = ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
     n0, first = tl.program_id(0) * NB, tl.program_id(1) * BN
     low_y, many_y = _reach(ky, H, OH, S, PY, DY)
     low_x, many_x = _reach(kx, W, OW, S, PX, DX)
     total = tl.zeros((NB, BN), tl.float32)
-    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
-    for j in tl.range(begin, end, flatten=True):
+    for j in range(split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS):
         y, z = low_y + j // many_x, low_x + j % many_x
-        part = tl.zeros((NB, BN), tl.float32)
-        for c in range(0, C1, BK):
-            rows = x.load([n0, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + c]).reshape(NB, BK)
-            weight = w.load([first, t, c]).reshape(BN, BK)
-            part = tl.dot(rows, weight.T, part, input_precision=PRECISION)
-        total += part * g.load([n0, y, z, first]).reshape(NB, BN).to(tl.float32)
+        at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+        part = _product(x, w, n0, at, t, first, C1, PRECISION, NB, BN, BK)
+        total += part * g.load([n0, (y * OW + z) * C2 + first]).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
     there = (n < N)[:, None] & (c2 < C2)[None, :]
     tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total, mask=there)
@@ -168,7 +167,6 @@ def kernel_grad(
     T: tl.constexpr = KH * KW
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
     ky, kx = t // KW, t % KW
-    dy, dx = ky * DY - PY + S * PY, kx * DX - PX + S * PX  # not negative
     first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
     low_y, many_y = _reach(ky, H, OH, S, PY, DY)
     low_x, many_x = _reach(kx, W, OW, S, PX, DX)
@@ -178,8 +176,8 @@ def kernel_grad(
         scale = s.load([n, t, first2]).reshape(NB, BP)
         for j in range(begin, end):
             y, z = low_y + j // many_x, low_x + j % many_x
-            gradient = g.load([n, y, z, first2]).reshape(NB, BP)
-            image = x.load([n, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + first1]).reshape(NB, BC)
+            at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+            gradient, image = g.load([n, (y * OW + z) * C2 + first2]), x.load([n, at + first1])
             total = tl.dot((gradient * scale).to(image.dtype).T, image, total, input_precision=PRECISION)
             _finish(HOPPER)
     c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
