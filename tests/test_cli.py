@@ -1,3 +1,5 @@
+import csv
+import json
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ from tiny import write_recipe
 from foveal import cli
 from foveal.recipe import load
 from foveal.tasks import fit
+from foveal.tasks.reproduce import cells
 
 
 def call(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
@@ -120,6 +123,23 @@ def test_predict_needs_a_query_where_the_model_does(monkeypatch, capsys, run, tm
     assert "say what to ask for after the image: 0, 1, 2, 3, 4 or another of 10" in err
 
 
+def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, capsys, tmp_path):
+    cell = cells("hattnet/table1", 1, tmp_path)[3]
+    cell.out.mkdir(parents=True)
+    result = {"metrics": {"accuracy": 0.4321}, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": False}
+    (cell.out / "result.json").write_text(json.dumps(result))
+    (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
+    monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")
+    words = ("reproduce", "hattnet/table1", "--seeds", 2, "--out", tmp_path, "--csv", tmp_path / "x.csv", "--finished")
+    status, out, _ = call(monkeypatch, capsys, *words)
+    assert status == 0
+    assert "30 runs, 1 finished before" in out
+    assert "43.21" in out
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [(row["recipe"], row["run_seeds"]) for row in rows] == [(cell.recipe.name, "0")]
+    assert [path.parent for path in tmp_path.rglob("result.json")] == [cell.out]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -132,6 +152,7 @@ def test_predict_needs_a_query_where_the_model_does(monkeypatch, capsys, run, tm
         (["data", "mreff"], "did you mean 'mref'"),
         (["reproduce", "hattnet/table9"], "unknown table 'hattnet/table9'"),
         (["reproduce", "hattnet/table1", "--seeds", "0"], "expected at least one"),
+        (["reproduce", "hattnet/table1", "--finished", "--out", "nowhere"], "no run of hattnet/table1"),
         (["bench", "referense"], "did you mean 'reference'"),
         (["data", "--data", "/nowhere/at/all"], "does not exist"),
     ],

@@ -210,6 +210,8 @@ def reproduce(
     _say(f"{table}: {len(todo)} runs, {done} finished before")
     if finished:
         todo = [cell for cell in todo if cell.done]
+        if not todo:
+            raise UserError(f"no run of {table} with these seeds is finished in {out}")
     failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=_say)
     rows = summarise(todo)
     other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
@@ -218,7 +220,7 @@ def reproduce(
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
         shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
     console.print(shown)
-    if csv is not None:
+    if csv is not None and rows:
         write_csv(csv, rows)
         _say_written("Rows", csv)
     if rows:
