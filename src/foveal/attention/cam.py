@@ -24,6 +24,7 @@ from foveal.attention.graph import between, once_only, runs_once
 from foveal.attention.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw import differentiable_twice
+from foveal.kernels.batch_norm import SecondOrderBatchNorm
 
 Kind = Literal["channel", "gradcam"]
 BatchNorm = Literal["coupled", "frozen"]
@@ -133,7 +134,7 @@ def cam(
     inputs = x if isinstance(x, tuple) else (x,)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in inputs)
-        with taps, twice_differentiable(order):
+        with taps, twice_differentiable(order, taps):
             model(*inputs)
         classes = _classes(target, taps.logits)
         several = classes if classes.ndim == 2 else classes[:, None]
@@ -153,13 +154,21 @@ def check_order(order: int) -> None:
 
 
 @contextmanager
-def twice_differentiable(order: int) -> Iterator[None]:
-    """For order 2, run fused attention and AW-convolution in forms whose backward can be differentiated."""
+def twice_differentiable(order: int, taps: Taps, *, compile: bool = False) -> Iterator[None]:
+    """For order 2, run what has a backward that cannot be differentiated, or only slowly, in forms that can.
+
+    Args:
+        order: 1 or 2.
+        taps: open; what the model does before the first tapped layer is left alone, and what is compiled.
+        compile: let ``torch.compile`` fuse what such forms compute.
+    """
     check_order(order)
     with ExitStack() as stack:
         if order == 2:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(differentiable_twice())
+            if not taps.compiled:
+                stack.enter_context(SecondOrderBatchNorm(lambda: bool(taps.outputs), compile=compile))
         yield
 
 

@@ -175,12 +175,12 @@ class Sharpen:
     def __enter__(self) -> Self:
         """For a step of your own: run the model inside ``with sharpen:`` and call :meth:`losses` after it."""
         self._taps.__enter__()
-        self._plain_attention = twice_differentiable(self.order)
-        self._plain_attention.__enter__()
+        self._forms = twice_differentiable(self.order, self._taps, compile=self.compile)
+        self._forms.__enter__()
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._plain_attention.__exit__(*exc)
+        self._forms.__exit__(*exc)
         self._taps.__exit__(*exc)
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:

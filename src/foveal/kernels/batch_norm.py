@@ -1,0 +1,159 @@
+"""Batch norm in training mode whose gradient can be differentiated again at little cost.
+
+PyTorch's own second derivative is right, and made of some sixty small operations. With x̂ = (x − μ) r, γ the weight, g
+the gradient of the output and means taken over the M values of a channel, the gradient of x is::
+
+    γ r (g − a − x̂ b)                  a = mean g, b = mean g x̂
+
+and if v is the gradient of that, with p = mean v, q = mean v x̂, c = mean v g::
+
+    of g:   γ r (v − p − x̂ q)
+    of x:  −γ r² (x̂ (c − p a − 3 q b) + b (v − p) + q (g − a))
+    of γ:   M r (c − p a − q b)
+
+Forward pass and first derivative are PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_compiled: Any = None
+
+
+class SecondOrderBatchNorm(TorchFunctionMode):
+    """Context manager: inside it, batch norms in training mode are of this kind.
+
+    Args:
+        wanted: says of the next one whether it shall be.
+        compile: let ``torch.compile`` fuse their second derivative.
+    """
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: True, *, compile: bool = False) -> None:
+        super().__init__()
+        self.wanted, self.compile = wanted, compile
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.batch_norm and self.wanted():
+            return self._batch_norm(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        if not training or weight is None or bias is None or not torch.is_grad_enabled() or x.numel() == 0:
+            return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        return _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps, self.compile)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+        compile: bool,
+    ) -> Tensor:
+        if x.numel() == x.shape[1]:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+        out, mean, spread, reserve, which = torch._batch_norm_impl_index(
+            x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
+        )
+        ctx.save_for_backward(x, weight, mean, spread, reserve)
+        ctx.which, ctx.eps, ctx.compile = which, eps, compile
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return (*_Gradient.apply(g, *ctx.saved_tensors, ctx.which, ctx.eps, ctx.compile), None, None, None, None, None)
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        spread: Tensor,
+        reserve: Tensor,
+        which: int,
+        eps: float,
+        compile: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(g, x, weight, mean, spread)
+        ctx.compile = compile
+        return torch.ops.aten._batch_norm_impl_index_backward(
+            which, x, g.contiguous(memory_format=_format(x)), weight, None, None, mean, spread, True, eps,
+            [True, True, True], reserve,
+        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, *into: Tensor | None) -> tuple[Tensor | None, ...]:
+        g, x, weight, mean, spread = ctx.saved_tensors
+        work = _second_order
+        if ctx.compile:
+            global _compiled
+            _compiled = _compiled or torch.compile(_second_order)
+            work = _compiled
+        v, into_weight, into_bias = into
+        found = work(v, into_weight, into_bias, g, x, weight, mean, spread)
+        return (*found, None, None, None, None, None, None)
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _second_order(
+    v: Tensor | None,
+    into_weight: Tensor | None,
+    into_bias: Tensor | None,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of g, x and the weight, from those of what the first derivative gave for x, weight and bias."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    over, shape = [i for i in range(x.ndim) if i != 1], [1, -1] + [1] * (x.ndim - 2)
+    mean, r, scale = (t.to(wide).view(shape) for t in (mean, spread, weight))
+    wide_g, unit = g.to(wide), (x.to(wide) - mean) * r
+    a, b = wide_g.mean(over, keepdim=True), (wide_g * unit).mean(over, keepdim=True)
+    part = wide_g - a - unit * b
+    of_g, of_x, of_weight = torch.zeros_like(unit), torch.zeros_like(unit), torch.zeros_like(r)
+    if v is not None:
+        v = v.to(wide)
+        p, q = v.mean(over, keepdim=True), (v * unit).mean(over, keepdim=True)
+        c = (v * wide_g).mean(over, keepdim=True)
+        of_g = scale * r * (v - p - unit * q)
+        of_x = -scale * r * r * (unit * (c - p * a - 3 * q * b) + b * (v - p) + q * (wide_g - a))
+        of_weight = r * (c - p * a - q * b) * (x.numel() // x.shape[1])
+    if into_weight is not None:
+        of_g, of_x = of_g + into_weight.to(wide).view(shape) * unit, of_x + into_weight.to(wide).view(shape) * r * part
+    if into_bias is not None:
+        of_g = of_g + into_bias.to(wide).view(shape)
+    return of_g.to(g.dtype), of_x.to(x.dtype), of_weight.flatten().to(weight.dtype)

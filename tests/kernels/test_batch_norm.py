@@ -1,0 +1,66 @@
+"""Batch norm with a second derivative of its own equals PyTorch's."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from foveal.kernels.batch_norm import SecondOrderBatchNorm
+
+SHAPES = {"maps": (4, 3, 5, 2), "vectors": (7, 3), "sequences": (4, 3, 6)}
+
+
+def inputs(shape, dtype=torch.float64):
+    torch.manual_seed(0)
+    made = torch.randn(shape), 1 + torch.rand(3), torch.randn(3)
+    return [t.to(dtype).requires_grad_() for t in made]
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_derivatives(shape):
+    x, weight, bias = inputs(shape)
+
+    def norm(x, weight, bias):
+        with SecondOrderBatchNorm():
+            return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    assert torch.autograd.gradcheck(norm, (x, weight, bias))
+    assert torch.autograd.gradgradcheck(norm, (x, weight, bias))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("compile", [False, True], ids=["plain", "compiled"])
+def test_equals_that_of_pytorch(layout, dtype, compile):
+    def both(mode):
+        torch.manual_seed(0)
+        layer = nn.BatchNorm2d(3)
+        nn.init.uniform_(layer.weight)
+        x = torch.randn(4, 3, 6, 5).to(dtype, memory_format=layout).requires_grad_()
+        with mode:
+            out = layer(x)
+        weights = torch.randn(2, 4, 3, 6, 5)
+        (first,) = torch.autograd.grad((out.float() ** 2 * weights[0]).sum(), x, create_graph=True)
+        second = torch.autograd.grad((first.float() * weights[1]).sum(), (x, layer.weight, layer.bias))
+        return [t.detach() for t in (out, first, *second, layer.running_mean, layer.running_var)]
+
+    ours, theirs = both(SecondOrderBatchNorm(compile=compile)), both(torch.enable_grad())
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.dtype == b.dtype
+        if dtype == torch.float32:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        else:
+            assert float((a - b).float().norm() / b.float().norm()) < 0.02
+
+
+def test_what_it_does_not_serve_is_left_alone():
+    layer = nn.BatchNorm1d(3).eval()
+    x = torch.randn(4, 3, requires_grad=True)
+    with SecondOrderBatchNorm():
+        assert "Batch" in layer(x).grad_fn.name()
+        torch.testing.assert_close(layer(x), F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps))
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            layer.train()(x[:1])
+        with torch.no_grad():
+            assert not layer(x).requires_grad
+        assert nn.BatchNorm1d(3, affine=False)(x).shape == x.shape
