@@ -139,7 +139,9 @@ def test_what_is_not_asked_for_is_not_computed(weights, tapped, passes, monkeypa
     expected = Sharpen(model, LAYERS)(x, y)[1]
     calls, grad = [], torch.autograd.grad
     monkeypatch.setattr(
-        torch.autograd, "grad", lambda out, inputs, **kw: calls.append(len(inputs)) or grad(out, inputs, **kw)
+        torch.autograd,
+        "grad",
+        lambda out, inputs, *more, **kw: calls.append(len(inputs)) or grad(out, inputs, *more, **kw),
     )
     losses = Sharpen(model, LAYERS, weights=weights)(x, y)[1]
     assert calls == [len(tapped)] * passes

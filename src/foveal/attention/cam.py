@@ -238,10 +238,11 @@ def class_gradients(
     found: dict[str, list[Tensor]] = {name: [] for name in tapped}
     try:
         with torch.autocast(logits.device.type, enabled=False), torch.enable_grad(), keep_buffers(bool(taps.compiled)):
-            scores = logits.gather(1, classes)
-            for k in range(classes.shape[1]):
-                score = scores[:, k].float().sum() * scale
-                parts = torch.autograd.grad(score, values, retain_graph=True, create_graph=again, allow_unused=True)
+            ones = logits.new_zeros(classes.shape[1], *logits.shape).scatter_(2, classes.T[:, :, None], scale)
+            for one in ones:  # of the sum of all samples' scores of a class
+                parts = torch.autograd.grad(
+                    logits, values, one, retain_graph=True, create_graph=again, allow_unused=True
+                )
                 for name, part in zip(tapped, parts, strict=True):
                     if part is None:
                         raise UserError(f"the class scores do not depend on layer {name}; name one that they come from")
