@@ -550,3 +550,24 @@ def test_second_order_is_possible_with_kernel_shaped_attention():
         maps = [foveal.cam(model, x, y, at="layer2", order=order).square().sum() for order in (1, 2)]
     first, second = (torch.autograd.grad(each, model.conv1.weight)[0] for each in maps)
     assert not torch.allclose(first, second)
+
+
+def test_a_head_that_starts_at_zero_is_not_taken_for_a_class_token() -> None:
+    vit = torchvision.models.vit_b_16(num_classes=3, image_size=32).eval()  # its head starts at zero
+    with pytest.warns(UserWarning, match="do not depend on it"):
+        maps = foveal.cam(vit, images(1, (32, 32)), 1, "encoder.layers.encoder_layer_11.ln_1")
+    assert not maps.any()
+
+
+def test_classes_found_in_inference_mode() -> None:
+    model, x = net(), images(2)
+    expected = foveal.cam(model, x, model(x).argmax(1), "last")
+    with torch.inference_mode():
+        found = foveal.cam(model, x, model(x).argmax(1), "last")
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_map_of_one_pixel_asks_for_larger_images() -> None:
+    model = torchvision.models.resnet18(num_classes=3).eval()
+    with pytest.raises(UserError, match="name an earlier layer, one before pooling, or use larger images"):
+        foveal.cam(model, images(2, (32, 32)), 1, "layer4")

@@ -98,12 +98,14 @@ def test_attention_elsewhere_fails() -> None:
 
 
 def test_too_few_samples_fail_although_the_mean_is_enough() -> None:
-    maps = torch.zeros(4, 2, 2)
-    maps[:3, 0], maps[3, 1] = 1.0, 1.0
-    masks = torch.zeros(4, 2, 2, dtype=torch.bool)
+    maps = torch.zeros(8, 2, 2)
+    maps[:6, 0], maps[6:, 1] = 1.0, 1.0
+    masks = torch.zeros(8, 2, 2, dtype=torch.bool)
     masks[:, 0] = True
     with pytest.raises(AssertionError, match=r"too few or too uneven images.*0.750 of it"):
-        assert_attends(nn.Identity(), torch.zeros(4, 3, 2, 2), masks, attention=lambda m, x, y: maps)
+        assert_attends(nn.Identity(), torch.zeros(8, 3, 2, 2), masks, attention=lambda m, x, y: maps)
+    with pytest.raises(AssertionError, match="too few images to say it attends: 4 with a region; use at least 5"):
+        assert_attends(nn.Identity(), torch.zeros(4, 3, 2, 2), masks[:4], attention=lambda m, x, y: maps[:4])
 
 
 def test_what_a_random_model_passes_proves_nothing() -> None:
@@ -136,6 +138,8 @@ def test_bad_input_says_what_to_do() -> None:
     model, (x, y, masks) = Looks(), scenes(4)
     with pytest.raises(UserError, match="min_mass=60"):
         assert_attends(model, x, masks, 60)
+    with pytest.raises(UserError, match="resamples=0"):
+        assert_attends(model, x, masks, attention=at_norm, resamples=0)
     with pytest.raises(UserError, match="4 images need as many masks"):
         assert_attends(model, x, masks[:3])
     with pytest.raises(UserError, match="same number of batches"):

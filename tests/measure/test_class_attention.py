@@ -202,8 +202,10 @@ def test_bad_input_says_what_to_do(name: str, given: tuple, message: str) -> Non
     for call in (MEASURES[name][0], MEASURES[name][1]().update):
         with pytest.raises(UserError, match=message):
             call(*given)
-    with pytest.raises(UserError, match="tolerance is a number of pixels"):
+    with pytest.raises(UserError, match="tolerance is a whole number of pixels"):
         PointingGame(tolerance=-1)
+    with pytest.raises(UserError, match="tolerance is a whole number of pixels"):
+        PointingGame(tolerance=1.5)
 
 
 @given(seeds, st.sampled_from(["area", "11point", "step"]))

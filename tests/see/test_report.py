@@ -194,8 +194,9 @@ def test_a_report_that_cannot_be_written(tmp_path, write_run, monkeypatch):
 
 
 def test_lower_is_better_for_errors(tmp_path, write_run):
-    write_run(tmp_path / "a", "SOFT", metrics={"error": 0.1, "accuracy": 0.9}, samples=False)
-    write_run(tmp_path / "b", "HARD", metrics={"error": 0.2, "accuracy": 0.9}, samples=False)
+    write_run(tmp_path / "a", "SOFT", metrics={"error": 0.1, "overlap_last": 0.2, "accuracy": 0.9}, samples=False)
+    write_run(tmp_path / "b", "HARD", metrics={"error": 0.2, "overlap_last": 0.3, "accuracy": 0.9}, samples=False)
     groups = grouped(read_runs(tmp_path))["MREF", False]
-    assert [group.name for group in best(groups, "error")] == ["SOFT"]
+    for key in ("error", "overlap_last"):
+        assert [group.name for group in best(groups, key)] == ["SOFT"]
     assert [group.name for group in best(groups, "accuracy")] == ["SOFT", "HARD"]

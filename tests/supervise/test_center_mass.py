@@ -320,6 +320,8 @@ SQUARE, PAIRS = torch.zeros(2, 5, 5), torch.zeros(2, 5, 5, dtype=torch.bool)
         ((SQUARE, PAIRS.long()), r"target > 0.*related='different'"),
         ((SQUARE, PAIRS[:, :4]), r"target \(2, 4, 5\) does not fit the logits; expected \(2, 5, 5\)"),
         ((SQUARE, PAIRS[0, 0]), r"target \(5,\) does not fit"),
+        ((SQUARE, None), "target must be a tensor, got NoneType"),
+        ((SQUARE, PAIRS.numpy()), "target must be a tensor, got ndarray"),
         ((SQUARE, PAIRS.expand(3, 2, 5, 5)), "does not fit"),
         ((SQUARE, torch.zeros(3, 5, 5, dtype=torch.bool)), "does not fit"),
         ((SQUARE, PAIRS, torch.ones(2, 5)), "mask must be bool"),
@@ -330,6 +332,7 @@ SQUARE, PAIRS = torch.zeros(2, 5, 5), torch.zeros(2, 5, 5, dtype=torch.bool)
         ((SQUARE, PAIRS, None, "row", "focal", math.nan), "at least 0"),
         (((SQUARE,), PAIRS), r"a pair \(q, k\)"),
         (((SQUARE, SQUARE[..., :3]), PAIRS), "of one shape"),
+        (((SQUARE[..., :0], SQUARE[..., :0]), PAIRS), "of one shape"),
     ],
 )
 def test_what_cannot_be_used(arguments, said):
@@ -341,6 +344,7 @@ def test_what_cannot_be_used(arguments, said):
     ("options", "said"),
     [
         ({"related": "diferent"}, "did you mean 'different'"),
+        ({"related": [[True]]}, "related must be a tensor, got list"),
         ({"related": torch.ones(3, 3)}, "bool table"),
         ({"related": torch.ones(3, 2, dtype=torch.bool)}, "bool table"),
         ({"related": torch.ones(7, 3, 3, dtype=torch.bool)}, r"related \(7, 3, 3\) does not fit"),

@@ -474,3 +474,39 @@ def test_compiled_arithmetic_is_the_same():
         _, losses = sharpen(x, y)
         found.append((losses, torch.autograd.grad(sharpen.total(losses), list(model.parameters()), allow_unused=True)))
     torch.testing.assert_close(*found)
+
+
+def test_layers_that_no_term_needs_are_checked_all_the_same() -> None:
+    weights = {"separability_inner": 0.0, "consistency_inner": 0.0}
+    with pytest.raises(UserError, match="unknown layer 'nowhere'"):
+        Sharpen(net(), ("nowhere", LAYERS[1]), weights=weights)
+
+
+def test_warmup_and_no_grad_in_a_step_of_ones_own() -> None:
+    model, (x, y) = net(), batch()
+    sharpen = Sharpen(model, LAYERS, warmup=1)
+    for expected in (0, 3):
+        with sharpen:
+            model(x)
+        assert len(sharpen.losses(y)) == expected
+    with torch.no_grad():
+        with sharpen:
+            model(x)
+        assert sharpen.losses(y) == {}
+    assert sharpen.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "valid", "said"),
+    [
+        ([0, 1, 2, 3], None, "target must be a tensor"),
+        (torch.tensor([0, 1, 2, 99]), None, "number of classes, got 99"),
+        (None, torch.ones(4, 5), "valid must be bool"),
+        (None, torch.ones(4, dtype=torch.bool), "valid must be bool"),
+    ],
+)
+def test_targets_that_make_no_sense(target, valid, said) -> None:
+    x, y = batch()
+    target = y if target is None else target
+    with pytest.raises(UserError, match=said):
+        Sharpen(net(), LAYERS)(x, target, valid)

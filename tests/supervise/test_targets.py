@@ -57,6 +57,7 @@ def test_word_pairs_of_nothing():
     ("arguments", "said"),
     [
         ((torch.zeros(3),), "tags must be integers"),
+        (([1, 2],), "tags must be a tensor of integers"),
         ((torch.zeros(3, dtype=torch.bool),), "tags must be integers"),
         ((torch.ones(3, dtype=torch.int64), None, "semantics"), "did you mean 'semantic'"),
         ((torch.ones(3, dtype=torch.int64), None, "different_word"), "give words"),

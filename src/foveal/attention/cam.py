@@ -97,7 +97,8 @@ def cam(
 ) -> Tensor | dict[str, Tensor]:
     """Class attention maps of ``model`` on ``x``, differentiable.
 
-    The model runs once, in the mode it is in; nothing about it changes and no parameter's gradient is touched. Works
+    The model runs once, in the mode it is in; nothing about it changes but the running statistics of batch norms in
+    training mode, as in any forward pass, and no parameter's gradient is touched. Works
     with convolutional networks and with token grids (ViT, Swin), under autocast, DistributedDataParallel and
     ``torch.compile`` (not with ``fullgraph=True``). Under ``torch.no_grad`` the maps are computed all the same, and
     come without a graph.
@@ -192,7 +193,7 @@ def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: Ba
     for name, each in tapped.items():
         parts = [grids[name](gradient) for gradient in gradients[name]]
         if each.values.ndim == 3:
-            _check_tokens(name, parts)
+            _check_tokens(name, parts, gradients[name])
         found[name] = grids[name](each.values), parts
     return found
 
@@ -272,13 +273,15 @@ def _freeze(node: Any) -> Any:
     return node.register_hook(constant)
 
 
-def _check_tokens(name: str, gradients: Sequence[Tensor]) -> None:
-    if not any(bool(gradient.any()) for gradient in gradients):
-        warnings.warn(
-            f"no gradient reaches the patches at {name}, so its maps are zero: after it only the class token is read; "
-            "name the first norm of the last block instead, as in blocks.11.norm1",
-            stacklevel=4,
-        )
+def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Warn if no gradient reaches the ``patches``, a part of the tokens that ``gradients`` are of."""
+    if any(bool(gradient.any()) for gradient in patches):
+        return
+    if any(bool(gradient.any()) for gradient in gradients):
+        why = "after it only the class token is read; name the first norm of the last block, as in blocks.11.norm1"
+    else:
+        why = "the class scores do not depend on it (a head that starts at zero?)"
+    warnings.warn(f"no gradient reaches the patches at {name}, so its maps are zero: {why}", stacklevel=4)
 
 
 def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
@@ -288,7 +291,9 @@ def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
     if not isinstance(target, Tensor) or target.dtype.is_floating_point or target.dtype == torch.bool:
         said = target.dtype if isinstance(target, Tensor) else type(target).__name__
         raise UserError(f"target must hold class numbers (integers), got {said}")
-    if target.ndim not in (1, 2) or len(target) != samples:
+    if target.is_inference():
+        target = target.clone()
+    if target.ndim not in (1, 2) or len(target) != samples or 0 in target.shape[1:]:
         raise UserError(f"target must be ({samples},) or ({samples}, K) for this batch, got {tuple(target.shape)}")
     if target.numel() and (int(target.min()) < 0 or int(target.max()) >= count):
         raise UserError(f"target must be between 0 and {count - 1}, got {int(target.min())} to {int(target.max())}")

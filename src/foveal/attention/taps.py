@@ -180,8 +180,8 @@ class Taps:
         for name in self.layers:
             if name not in self.outputs:
                 raise UserError(
-                    f"layer {name} did not run in the forward pass; name one that does, and if the model was compiled, "
-                    "give the compiled one"
+                    f"layer {name} did not run in the forward pass; name one that does (with gradient checkpointing a "
+                    "block inside it), and if the model was compiled, give the compiled one"
                 )
         return {name: self.outputs[name] for name in self.layers}
 
@@ -211,9 +211,13 @@ class Taps:
             return self.reshape
         found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), _is_nhwc(self.core))
         if found is None:
+            if len(shape) == 4 and shape[2:] == (1, 1):
+                hint = "name an earlier layer, one before pooling, or use larger images"
+            else:
+                hint = _suggestion(self.core, name)
             raise UserError(
-                f"layer {name} puts out {shape}, which is no map of features over an image; "
-                f"{_suggestion(self.core, name)}, or say how to read it with reshape="
+                f"layer {name} puts out {shape}, which is no map of features over an image; {hint}, or say how to read "
+                "it with reshape="
             )
         return found
 

@@ -24,6 +24,7 @@ from foveal.measure.regions import region_mask
 Attention = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 Region = Tensor | Sequence[Tensor]
 RANDOM_MODELS = 5
+FEWEST = 5  # images; the bootstrap of fewer has hardly any width, however uneven the rest of them are
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def assert_attends(
     """
     if not 0 < min_mass < 1 or not 0 < confidence < 1:
         raise UserError(f"min_mass={min_mass} and confidence={confidence}: expected fractions between 0 and 1")
+    if resamples < 1:
+        raise UserError(f"resamples={resamples}: expected at least one")
 
     def class_map(model: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
         if y is None:
@@ -117,6 +120,8 @@ def assert_attends(
     shares = _shares(model, batches, look)
     if not len(shares):
         raise UserError("no image has a region to attend to; give masks with at least one true pixel, or boxes")
+    if len(shares) < FEWEST:
+        raise AssertionError(f"too few images to say it attends: {len(shares)} with a region; use at least {FEWEST}")
     low, high = _interval(shares, confidence, resamples, seed)
     mass = shares.mean().item()
     said = f"a {confidence:.0%} interval of {low:.3f} to {high:.3f} over {len(shares)} images"

@@ -21,8 +21,8 @@ from foveal.measure.regions import region_mask
 
 
 def _check_tolerance(tolerance: int) -> None:
-    if tolerance < 0:
-        raise UserError(f"tolerance is a number of pixels, got {tolerance}")
+    if tolerance < 0 or not isinstance(tolerance, int):
+        raise UserError(f"tolerance is a whole number of pixels, got {tolerance}")
 
 
 def _each(attention: Tensor, mask: Tensor, tolerance: int) -> tuple[Tensor, Tensor]:

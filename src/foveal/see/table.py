@@ -104,7 +104,7 @@ def step_time(seconds: float) -> str:
 
 
 def _lower_is_better(key: str) -> bool:
-    return "loss" in key or "error" in key
+    return "loss" in key or "error" in key or key.startswith("overlap")
 
 
 def _percent(groups: Sequence[Group], key: str) -> bool:

@@ -215,7 +215,7 @@ def _sizes(logits: Logits, scale: float | None) -> tuple[torch.Size, int, torch.
     if not (isinstance(logits, tuple | list) and len(logits) == 2 and all(isinstance(x, Tensor) for x in logits)):
         raise UserError("logits must be a tensor (..., N, N) or a pair (q, k) of tensors (..., N, d)")
     q, k = logits
-    if q.ndim < 2 or q.shape != k.shape or not q.shape[-2] or not q.is_floating_point():
+    if q.ndim < 2 or q.shape != k.shape or 0 in q.shape[-2:] or not q.is_floating_point():
         raise UserError(f"q and k must be floating point (..., N, d) of one shape, got {_said(q)} and {_said(k)}")
     return q.shape[:-2], q.shape[-2], q.device
 
@@ -223,6 +223,9 @@ def _sizes(logits: Logits, scale: float | None) -> tuple[torch.Size, int, torch.
 def _pairs(
     target: Tensor, related: Related | Tensor | None, batch: torch.Size, count: int, device: torch.device
 ) -> Pairs:
+    for name, given in (("target", target), ("related", related)):
+        if not isinstance(given, Tensor) and (name == "target" or not isinstance(given, str | None)):
+            raise UserError(f"{name} must be a tensor, got {type(given).__name__}")
     if related is None:
         if target.dtype != torch.bool:
             raise UserError(

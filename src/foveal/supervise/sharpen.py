@@ -27,7 +27,7 @@ from foveal.attention.cam import (
     trace_classes,
     twice_differentiable,
 )
-from foveal.attention.taps import Grid, Taps
+from foveal.attention.taps import Grid, Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
 from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
 
@@ -131,6 +131,7 @@ class Sharpen:
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
         check_order(order)
+        find_layers(unwrapped(model), names)  # also those that no term needs now
         self._taps = Taps(model, self._layers(), reshape)
 
     def _layers(self) -> list[str]:
@@ -189,8 +190,12 @@ class Sharpen:
 
     def losses(self, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of the forward pass that ran inside ``with sharpen:``; arguments as in :meth:`__call__`."""
+        if not self.active:
+            self.steps += torch.is_grad_enabled()
+            self._taps.clear()
+            return {}
         try:
-            self._check(target)
+            self._check(target, valid)
             self.steps += 1
             confused = any(w and term.startswith("separability") for term, w in self.weights.items())
             classes, counts, has = self._choose(self._taps.logits, target, valid)
@@ -226,8 +231,14 @@ class Sharpen:
             found["consistency_inner"] = mean(loss, usable & counts)
         return found
 
-    def _check(self, target: Tensor) -> None:
+    def _check(self, target: Tensor, valid: Tensor | None) -> None:
         logits = self._taps.logits
+        if not isinstance(target, Tensor):
+            raise UserError(f"target must be a tensor of class numbers or of 0 and 1, got {type(target).__name__}")
+        if valid is not None and (valid.dtype != torch.bool or valid.shape != logits.shape):
+            raise UserError(
+                f"valid must be bool {tuple(logits.shape)}, got {valid.dtype} of shape {tuple(valid.shape)}"
+            )
         if logits.shape[1] < 2:
             raise UserError(
                 "the model has a single class, which cannot be confused with another; give it two outputs, yes and no"
@@ -239,6 +250,8 @@ class Sharpen:
             )
         if target.ndim == 1 and target.dtype.is_floating_point:
             raise UserError(f"target must hold class numbers (integers), got {target.dtype}")
+        if target.ndim == 1 and target.device.type == "cpu" and bool((target >= logits.shape[1]).any()):
+            raise UserError(f"target must be below {logits.shape[1]}, the number of classes, got {int(target.max())}")
         if target.ndim == 2 and target.dtype.is_floating_point and not bool(((target == 0) | (target == 1)).all()):
             raise UserError("target must be 0 and 1 for several labels; mixed or smoothed labels have no true class")
         if self.order == 1 and not self._taps.trained():

@@ -82,6 +82,8 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
             [0, 0, 1, 0, 0],
             [0, 0, 0, 0, 0]], dtype=torch.int32)
     """
+    if not isinstance(tags, Tensor):
+        raise UserError(f"tags must be a tensor of integers (..., N), got {type(tags).__name__}")
     if tags.ndim < 1 or tags.dtype.is_floating_point or tags.dtype == torch.bool:
         raise UserError(f"tags must be integers (..., N), got {tags.dtype} {tuple(tags.shape)}")
     tags = tags.long()
