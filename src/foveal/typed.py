@@ -51,7 +51,14 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-_SAID = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", dict: "a section with keys"}
+_SAID = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "a section with keys",
+    list: "a list",
+}
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
@@ -71,6 +78,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     plain_type = origin or hint
+    if plain_type is list and isinstance(value, tuple):
+        value = list(value)
     if plain_type is Path and isinstance(value, str):
         return Path(value)
     if plain_type is float and isinstance(value, str):  # YAML reads 1e-3 as a text

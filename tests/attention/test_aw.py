@@ -231,8 +231,8 @@ def test_products_keep_the_layout(layout):
 
 def test_small_maps_with_many_channels_use_products():
     layer, how = make(kernel_size=3, padding=1), {"stride": (1, 1), "dilation": (1, 1)}
-    assert layer.attention._path(image(size=(3, 1)), layer, how) == "products"
-    assert layer.attention._path(image(size=(2, 2)), layer, how) == "grouped"
+    assert layer.attention._path(image(size=(3, 1)), layer, layer.weight, how) == "products"
+    assert layer.attention._path(image(size=(2, 2)), layer, layer.weight, how) == "grouped"
 
 
 def test_products_are_for_one_group():

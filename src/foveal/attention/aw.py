@@ -64,6 +64,7 @@ class KernelAttention(Kernel):
         share_in: how many consecutive input channels share a value; None for all of a group, as in the paper.
         share_out: how many consecutive output channels share a value.
         share_kernel: how many consecutive kernel positions along each axis share a value.
+        share_batch: how many consecutive samples share their attention, which is averaged; must divide every batch.
         mode: a preset of the three: ``kernel`` leaves them alone; ``channel`` one value an input channel; ``local``
             one an input channel and kernel position; ``output`` one a pair of output and input channel.
         residual: K + A ⊙ K, or A ⊙ K alone.
@@ -86,6 +87,7 @@ class KernelAttention(Kernel):
         share_in: int | None = None,
         share_out: int = 1,
         share_kernel: int = 1,
+        share_batch: int = 1,
         mode: Literal["kernel", "channel", "local", "output"] = "kernel",
         residual: bool = True,
         start: Start = "paper",
@@ -114,7 +116,10 @@ class KernelAttention(Kernel):
         ):
             if ratio < 1 or total % ratio:
                 raise UserError(f"{what}={ratio} does not divide {total}")
+        if share_batch < 1:
+            raise UserError(f"share_batch={share_batch}: expected at least one sample")
         self.share_in, self.share_out, self.share_kernel = share_in, share_out, share_kernel
+        self.share_batch = share_batch
         self.pooled = (h // share_kernel, w // share_kernel)
         self.shape = (out_channels // share_out, each // share_in)
         self.constant_in = share_in == each
@@ -138,7 +143,8 @@ class KernelAttention(Kernel):
         if not isinstance(layer, nn.Conv2d):
             return "it is no 2-d convolution"
         plain = getattr(layer, "_plain", type(layer))
-        if plain not in (nn.Conv2d, AWConv2d) and plain.forward is not nn.Conv2d.forward:
+        own = any(getattr(plain, name) is not getattr(nn.Conv2d, name) for name in ("forward", "_conv_forward"))
+        if plain not in (nn.Conv2d, AWConv2d) and own:
             return f"{plain.__name__} computes its convolution in a way of its own"
         if plain is AWConv2d:
             return "it is an AW-convolution already"
@@ -171,6 +177,10 @@ class KernelAttention(Kernel):
             a = average_pool(x, self.pooled).to(self.squeeze.weight.dtype)
             a = torch.relu(self.norm1(self.squeeze(a)))
             a = torch.sigmoid(self.norm2(self.excite(a)))
+        if self.share_batch > 1:
+            if len(a) % self.share_batch:
+                raise UserError(f"share_batch={self.share_batch} does not divide a batch of {len(a)}")
+            a = a.unflatten(0, (-1, self.share_batch)).mean(1).repeat_interleave(self.share_batch, 0)
         a = a.unflatten(1, self.shape)
         self.note(a)
         return a
@@ -183,7 +193,7 @@ class KernelAttention(Kernel):
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """What ``conv(x)`` becomes."""
-        scale = self.multiplier(x)
+        weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed when it is read
         padding = conv.padding
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
             if padding == "same":
@@ -197,14 +207,14 @@ class KernelAttention(Kernel):
         }
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         bias = None if conv.bias is None else conv.bias.to(dtype)
-        path = self._path(x.to(dtype), conv, how)
+        path = self._path(x.to(dtype), conv, weight, how)
         if path in ("loop", "grouped"):
             scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-            return conv_per_sample(x, conv.weight.to(dtype) * scale, bias, path, **how)
+            return conv_per_sample(x, weight.to(dtype) * scale, bias, path, **how)
         scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
         if path == "taps":
-            return conv_by_taps(x, conv.weight, scale, bias, **how)
-        x, weight = x.to(dtype), conv.weight.to(dtype)
+            return conv_by_taps(x, weight, scale, bias, **how)
+        x, weight = x.to(dtype), weight.to(dtype)
         if path == "products":
             out = conv_by_products(x, weight, scale, bias, **how)
         else:
@@ -212,7 +222,7 @@ class KernelAttention(Kernel):
         # Both make channels-last maps; a model in the other layout goes on in its own, as after a plain convolution.
         return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
 
-    def _path(self, x: Tensor, conv: nn.Conv2d, how: dict[str, Any]) -> Path:
+    def _path(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, how: dict[str, Any]) -> Path:
         """What ``path`` means for this input: the best form for the shape if it is left to us."""
         if self.path in ("taps", "products", "fused") and not self.constant_in:
             raise UserError(
@@ -226,7 +236,9 @@ class KernelAttention(Kernel):
             return "grouped"
         if torch.compiler.is_exporting():
             return "taps"  # the only one that leaves the size of the batch open
-        if once_will_do() and fusable(x, conv.weight, how["stride"], how["dilation"], conv.groups):
+        if len(x) == 0:
+            return "taps"
+        if once_will_do() and fusable(x, weight, how["stride"], how["dilation"], conv.groups):
             return "fused"
         if self.path == "fused" and once_will_do():
             note_plain()
@@ -239,7 +251,7 @@ class KernelAttention(Kernel):
             and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]
         ):
             return "products"
-        return "taps" if len(x) * conv.weight.numel() > LARGEST else "grouped"
+        return "taps" if len(x) * weight.numel() > LARGEST else "grouped"
 
 
 @cache

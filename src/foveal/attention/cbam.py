@@ -50,6 +50,11 @@ class SpatialGate(Attends):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate of ``x`` (N, C, H, W): (N, 1, H, W)."""
+        if self.training and len(x) * x.shape[2] * x.shape[3] == 1:
+            raise UserError(
+                "one sample with a 1×1 map cannot be normalised in training mode: train with a batch of at least two, "
+                "or put the attention in eval mode"
+            )
         stacked = torch.cat([x.max(1, keepdim=True).values, x.mean(1, keepdim=True)], 1)
         gate = torch.sigmoid(self.norm(self.conv(stacked))).squeeze(1)
         self.note(gate)

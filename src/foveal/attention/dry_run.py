@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.attention.insertion import At, insert
 from foveal.attention.registry import Start
+from foveal.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,10 @@ def sites(
     >>> rows[0]
     Site(name='layer1.0.bn2', layer='BatchNorm2d', shape=(64, 56, 56), parameters=580, flops=1024)
     """
-    trial = copy.deepcopy(model).eval()
+    try:
+        trial = copy.deepcopy(model).eval()
+    except Exception as error:  # of someone else's modules
+        raise UserError(f"the model cannot be copied for a dry run: {' '.join(str(error).split())}") from error
     done = insert(trial, mechanism, at, start=start, **options)
     shapes, flops = _measure(trial, done.keys, example)
     layers = dict(trial.named_modules())

@@ -9,6 +9,7 @@ what is inserted before ``torch.compile`` or ``torch.export`` is compiled and ex
 from __future__ import annotations
 
 import fnmatch
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from foveal.attention.layers import own_modules
-from foveal.attention.registry import Gate, Kernel, Mechanism, Start, mechanisms
+from foveal.attention.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
 
@@ -70,10 +71,22 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     Raises:
         UserError: nothing matches (with near misses), or a layer that was named cannot be served (with the reason).
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not (at is None or isinstance(at, str) or callable(at)) and not (
+        isinstance(at, Sequence) and all(isinstance(each, str) for each in at)
+    ):
+        raise UserError(f"at must be a name or glob, a list of them, or a function of name and module, got {at!r}")
     cls = look_up(name)
-    layers = dict(own_modules(model))
+    layers = dict(own_modules(model, every_name=True))
     if at is None:
-        chosen = [n for n in cls.usual(model) if n in layers and cls.serves(layers[n]) is None]
+        usual = [n for n in cls.usual(model) if n in layers]
+        chosen = [n for n in usual if cls.serves(layers[n]) is None]
+        if usual and not chosen:
+            first, reason = layers[usual[0]], cls.serves(layers[usual[0]])
+            raise UserError(
+                f"{name!r} cannot be put on {usual[0]} ({type(first).__name__}) or other usual places: {reason}"
+            )
         if not chosen:
             raise UserError(f"{type(model).__name__} has no usual place for {name!r}; say where with at=")
     elif callable(at):
@@ -90,9 +103,11 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
             if not matches:
                 raise unknown("layer", pattern, layers)
             chosen += [n for n in matches if n not in chosen]
+    chosen = list({id(layers[n]): n for n in reversed(chosen)}.values())[::-1]  # one of many names, once
     for n in chosen:
-        reason = cls.serves(layers[n])
-        if reason is not None:
+        if getattr(layers[n], "has_uninitialized_params", bool)():
+            raise UserError(f"{n} ({type(layers[n]).__name__}) has no shape yet: run the model once before inserting")
+        if (reason := cls.serves(layers[n])) is not None:
             raise UserError(f"{name!r} cannot be put on {n} ({type(layers[n]).__name__}): {reason}")
     return {n: layers[n] for n in chosen}
 
@@ -114,6 +129,12 @@ class Insertion:
 
     def eject(self) -> None:
         """Take it out again: the module tree is as before, with the weights as they are now."""
+        for site, layer in self._layers.items():
+            if isinstance(layer, Attended) and type(layer) is not _attended(layer._plain):
+                raise UserError(
+                    f"{site} has become a {type(layer).__name__} since attention was inserted; undo that first (for "
+                    "parametrisations with torch.nn.utils.parametrize.remove_parametrizations)"
+                )
         for site, layer in self._layers.items():
             _detach(layer, self.keys[site])
         self._layers = {}
@@ -187,6 +208,7 @@ def insert(
     >>> done.eject()
     """
     cls = look_up(mechanism)
+    _check_options(cls, mechanism, options)
     layers = find(model, mechanism, at)
     made: dict[str, Mechanism] = {}
     keys: dict[str, str] = {}
@@ -223,5 +245,16 @@ def _build(cls: type[Mechanism], layer: nn.Module, site: str, start: Start, opti
         return cls.for_layer(layer, start=start, **options)
     except UserError as error:
         raise UserError(f"{site}: {error}") from error
-    except TypeError as error:
-        raise UserError(f"{site}: {error}; the mechanisms are {', '.join(mechanisms())}") from error
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{site}: {' '.join(str(error).split())}") from error
+
+
+def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> None:
+    """Name the first option that the mechanism does not have, and near misses."""
+    own, more = (list(inspect.signature(call).parameters.values()) for call in (cls.__init__, cls.for_layer))
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own):
+        return
+    known = [each.name for each in (*own, *more) if each.default is not each.empty and each.name != "start"]
+    for option in options:
+        if option not in known:
+            raise UserError(f"mechanism {name!r}: {unknown('option', option, known)}")

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from torch import nn
 
+from foveal.attention.record import Attends
+
 # Norms by the attribute that holds their number of channels; timm's and torchvision's derive from these.
 _CHANNELS = {
     nn.Conv2d: "out_channels",
@@ -15,6 +17,7 @@ _CHANNELS = {
     nn.GroupNorm: "num_channels",
     nn.modules.instancenorm._InstanceNorm: "num_features",
 }
+_NO_MAPS = (nn.BatchNorm1d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm3d)
 _EXCITES = re.compile("Squeeze|Excit|SE(?![a-z])")  # what such modules are called in timm and torchvision
 NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 
@@ -26,7 +29,7 @@ def channels_of(layer: nn.Module) -> int | None:
     (8, 5, None)
     """
     for kind, attribute in _CHANNELS.items():
-        if isinstance(layer, kind):
+        if isinstance(layer, kind) and not isinstance(layer, _NO_MAPS):
             return int(getattr(layer, attribute))
     if isinstance(layer, nn.LayerNorm) and type(layer).__name__ == "LayerNorm2d":  # timm and torchvision: over channels
         return int(layer.normalized_shape[0])
@@ -38,9 +41,22 @@ def is_depthwise(conv: nn.Module) -> bool:
     return isinstance(conv, nn.Conv2d) and conv.groups > 1 and conv.groups == conv.in_channels
 
 
-def own_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules by name but the model itself and what :func:`foveal.insert` has attached to it."""
-    return ((name, module) for name, module in model.named_modules() if name and "attached" not in name.split("."))
+def is_norm(layer: nn.Module) -> bool:
+    """Whether ``layer`` normalises maps."""
+    return isinstance(layer, NORMS) and not isinstance(layer, _NO_MAPS)
+
+
+def own_modules(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
+    """All modules by name but the model itself and what :func:`foveal.insert` has attached to it.
+
+    One that has several names comes once, or with ``every_name`` under each.
+    """
+    inside: list[str] = []
+    for name, module in model.named_modules(remove_duplicate=not every_name):
+        if hasattr(type(module), "_plain"):  # a layer with attention attached
+            inside.append(f"{name}.attached" if name else "attached")
+        if name and not any(name == each or name.startswith(f"{each}.") for each in inside):
+            yield name, module
 
 
 def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
@@ -50,8 +66,9 @@ def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
 
 def blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Modules with two or more convolutions of their own that are no mere containers: residual blocks and the like."""
+    attention = _attention(model)
     for name, module in own_modules(model):
-        if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict, Attends)) or name.startswith(attention):
             continue
         if sum(isinstance(child, nn.Conv2d) for child in module.children()) >= 2:
             yield name, module
@@ -65,7 +82,7 @@ def block_ends(model: nn.Module) -> list[str]:
     """
     names: list[str] = []
     for name, block in blocks(model):
-        norms = [child for child, module in block.named_children() if isinstance(module, NORMS) or channels_of(module)]
+        norms = [child for child, module in block.named_children() if is_norm(module) or channels_of(module)]
         norms = [n for n in norms if not isinstance(getattr(block, n), nn.Conv2d)]
         convs = [m for m in block.children() if isinstance(m, nn.Conv2d)]
         if not norms:
@@ -76,20 +93,22 @@ def block_ends(model: nn.Module) -> list[str]:
 
 
 def _after_convolutions(model: nn.Module) -> list[str]:
-    gates = _excitations(model)
-    leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, (nn.Conv2d, *NORMS)) and not n.startswith(gates)]
+    gates = _attention(model)
+    leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, nn.Conv2d) or is_norm(m)]
+    leaves = [(n, m) for n, m in leaves if not n.startswith(gates)]
     found = []
     for i, (name, module) in enumerate(leaves):
         if isinstance(module, nn.Conv2d):
             follows = leaves[i + 1] if i + 1 < len(leaves) else None
-            own = follows and isinstance(follows[1], NORMS) and channels_of(follows[1]) == module.out_channels
+            own = follows and is_norm(follows[1]) and channels_of(follows[1]) == module.out_channels
             found.append(follows[0] if own and follows else name)
     return found
 
 
-def _excitations(model: nn.Module) -> tuple[str, ...]:
-    """Prefixes of the names inside squeeze-and-excitation modules that the model has of its own."""
-    return tuple(f"{name}." for name, module in own_modules(model) if _EXCITES.search(type(module).__name__))
+def _attention(model: nn.Module) -> tuple[str, ...]:
+    """Prefixes of the names inside attention that the model has of its own: ours, and squeeze and excitation."""
+    found = (n for n, m in own_modules(model) if isinstance(m, Attends) or _EXCITES.search(type(m).__name__))
+    return tuple(f"{name}." for name in found)
 
 
 def spatial_convolutions(model: nn.Module) -> list[str]:
@@ -98,7 +117,7 @@ def spatial_convolutions(model: nn.Module) -> list[str]:
     A model whose only such convolutions are the stem and depthwise ones (MobileNet) takes it on the pointwise ones that
     follow a depthwise convolution; the small ones inside squeeze-and-excitation modules do not count.
     """
-    gates = _excitations(model)
+    gates = _attention(model)
     found = [(name, conv) for name, conv in convolutions(model) if not name.startswith(gates)]
     wide = [name for name, conv in found[1:] if max(conv.kernel_size) > 1 and not is_depthwise(conv)]
     return wide or [name for (_, first), (name, conv) in pairwise(found) if is_depthwise(first) and conv.groups == 1]

@@ -88,6 +88,8 @@ class ProgressiveGate(Attends):
     def scores(self, features: Tensor, query: Tensor) -> Tensor:
         """Attention scores s, (N, 1, H, W)."""
         fused = torch.relu(self.norm(self.features(features) + self.query(query)[:, :, None, None]))
+        if type(self.score) is not nn.Conv2d:  # attention was inserted
+            return self.score(fused)
         # The 1×1 convolution to one channel, as a weighted sum that compiles into the same kernel as the ReLU.
         return (fused * self.score.weight[0]).sum(1, keepdim=True) + self.score.bias  # type: ignore[operator]
 

@@ -22,7 +22,9 @@ True
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -139,8 +141,14 @@ def register_mechanism(name: str) -> Callable[[M], M]:
 
 
 def _load_installed() -> None:
+    """Mechanisms of installed packages, and of the modules that ``FOVEAL_PLUGINS`` names, separated by commas."""
     global _loaded
     if not _loaded:
+        for module in filter(None, os.environ.get("FOVEAL_PLUGINS", "").split(",")):
+            try:
+                importlib.import_module(module.strip())
+            except Exception as error:
+                raise UserError(f"FOVEAL_PLUGINS: {module.strip()} cannot be imported: {error}") from error
         _loaded = True
         for entry in entry_points(group=GROUP):
             try:

@@ -49,6 +49,8 @@ def conv_per_sample(
         (N, C2, H', W').
     """
     n = len(x)
+    if n == 0:
+        return F.conv2d(x, x.new_zeros(kernels.shape[1:]), bias, **how)
     if path == "loop":
         return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **how) for i in range(n)])
     out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **how | {"groups": n * how["groups"]})
@@ -79,14 +81,13 @@ def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, 
         gated = F.conv2d(x, weight, None, **how) * gate
         return gated if bias is None else gated + bias[:, None, None]
     padded = F.pad(x, (px, px, py, py))
-    rows = (padded.shape[2] - dy * (h - 1) - 1) // sy + 1
-    columns = (padded.shape[3] - dx * (w - 1) - 1) // sx + 1
     by_position = weight.permute(0, 2, 3, 1).reshape(c2 * h * w, -1, 1, 1)
     taps = F.conv2d(padded, by_position, groups=how["groups"]).unflatten(1, (c2, h * w))
     out: Tensor | None = None if bias is None else bias[:, None, None]
     for t in range(h * w):
         top, left = (t // w) * dy, (t % w) * dx
-        part = taps[:, :, t, top : top + sy * (rows - 1) + 1 : sy, left : left + sx * (columns - 1) + 1 : sx]
+        bottom, right = (top - dy * (h - 1)) or None, (left - dx * (w - 1)) or None  # from the end, so sizes stay open
+        part = taps[:, :, t, top:bottom:sy, left:right:sx]
         term = part * scale[:, :, t // w, t % w, None, None]
         out = term if out is None else out + term
     assert out is not None

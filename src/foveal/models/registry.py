@@ -82,6 +82,10 @@ def any_model(name: str, **options: Any) -> nn.Module:
     if not timm.is_model(name) and name not in others:
         raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
     build = timm.create_model if timm.is_model(name) else torchvision.models.get_model
+    if name in others and build is not timm.create_model:
+        parts = inspect.signature(torchvision.models.get_model_builder(name)).parameters
+        if "weights_backbone" in parts:  # which detectors would fetch
+            options = {"weights_backbone": None} | options
     try:
         return build(name, **options)
     except Exception as error:  # of someone else's code, over options that the user gave
