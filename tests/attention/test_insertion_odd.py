@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import foveal
+from foveal.attention.layers import block_ends
 from foveal.errors import UserError
 from foveal.models.registry import any_model
 
@@ -182,3 +183,19 @@ def test_a_module_of_ones_own_is_found_by_the_command_line(tmp_path):
     around["FOVEAL_PLUGINS"] = "nowhere"
     failed = subprocess.run(words, env=around, capture_output=True, text=True, check=False)
     assert "FOVEAL_PLUGINS: nowhere cannot be imported" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "first", "last"),
+    [
+        ("mobilenet_v2", 18, "features.1.conv.0.1", "features.17.conv.3"),
+        ("mobilenetv2_100", 18, "blocks.0.0.bn1", "blocks.6.0.bn3"),
+        ("regnetx_002", 13, "s1.b1.conv3.bn", "s4.b7.conv3.bn"),
+        ("regnet_x_400mf", 22, "trunk_output.block1.block1-0.f.c.1", "trunk_output.block4.block4-11.f.c.1"),
+        ("vgg11_bn", 8, "features.1", "features.26"),
+        ("squeezenet1_0", 25, "features.0", "features.12.expand3x3"),
+    ],
+)
+def test_gates_go_to_the_ends_of_blocks_however_these_are_built(name, count, first, last):
+    found = block_ends(any_model(name))
+    assert (len(found), found[0], found[-1]) == (count, first, last)

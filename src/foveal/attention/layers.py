@@ -64,14 +64,55 @@ def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
     return [(name, module) for name, module in own_modules(model) if isinstance(module, nn.Conv2d)]
 
 
-def blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Modules with two or more convolutions of their own that are no mere containers: residual blocks and the like."""
-    attention = _attention(model)
+MOST = 5  # convolutions of a block that come wrapped; more are a network
+_SHORTCUTS = {"downsample", "shortcut", "skip", "proj", "identity", "residual"}
+_HEADS = re.compile(r"(classifier|head|pre_logits|fc)\b")
+
+
+def blocks(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
+    """Layers, by full name, of each residual block and the like.
+
+    A block has two or more convolutions among its children and is no mere container. Or its convolutions come wrapped,
+    each together with its norm, and are few; shortcuts are left out. Where such are the exception in a model, they are
+    no blocks.
+    """
+    attention, plain, wrapped = _attention(model), [], []
     for name, module in own_modules(model):
         if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict, Attends)) or name.startswith(attention):
             continue
-        if sum(isinstance(child, nn.Conv2d) for child in module.children()) >= 2:
-            yield name, module
+        layers = [(f"{name}.{child}", each) for child, each in module.named_children()]
+        direct = sum(isinstance(each, nn.Conv2d) for _, each in layers)
+        if direct >= 2:
+            plain.append(layers)
+        elif not direct and (found := _wrapped(layers)):
+            wrapped.append(found)
+    held = sum(isinstance(module, nn.Conv2d) for layers in wrapped for _, module in layers)
+    return plain + wrapped if 2 * held >= len(convolutions(model)) else plain
+
+
+def _wrapped(children: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module]]:
+    """The layers of a block whose convolutions come wrapped; none if it is no such block."""
+    way = [child for child in children if child[0].rsplit(".", 1)[-1] not in _SHORTCUTS]
+    layers = [pair for child in way for pair in _unwrapped(*child)]
+    convs = sum(isinstance(module, nn.Conv2d) for _, module in layers)
+    nested = any(
+        isinstance(inner, nn.Conv2d) and inner is not module
+        for _, module in layers
+        if not _EXCITES.search(type(module).__name__)
+        for inner in module.modules()
+    )
+    return layers if 2 <= convs <= MOST and not nested else []
+
+
+def _unwrapped(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What a sequence, or a convolution wrapped together with its norm, consists of; else the module itself."""
+    children = list(module.named_children())
+    convs, norms = sum(isinstance(m, nn.Conv2d) for _, m in children), sum(is_norm(m) for _, m in children)
+    if isinstance(module, nn.Sequential) or (convs == 1 and norms):
+        for child, each in children:
+            yield from _unwrapped(f"{name}.{child}", each)
+    else:
+        yield name, module
 
 
 def block_ends(model: nn.Module) -> list[str]:
@@ -81,14 +122,13 @@ def block_ends(model: nn.Module) -> list[str]:
     blocks, after the norm that follows each convolution, or after the convolution itself if there is none.
     """
     names: list[str] = []
-    for name, block in blocks(model):
-        norms = [child for child, module in block.named_children() if is_norm(module) or channels_of(module)]
-        norms = [n for n in norms if not isinstance(getattr(block, n), nn.Conv2d)]
-        convs = [m for m in block.children() if isinstance(m, nn.Conv2d)]
+    for layers in blocks(model):
+        norms = [name for name, module in layers if channels_of(module) and not isinstance(module, nn.Conv2d)]
+        convs = [module for _, module in layers if isinstance(module, nn.Conv2d)]
         if not norms:
             continue
         separable = len(convs) == 2 and is_depthwise(convs[0]) and convs[1].kernel_size == (1, 1)
-        names += [f"{name}.{n}" for n in (norms if separable else norms[-1:])]
+        names += norms if separable else norms[-1:]
     return names or _after_convolutions(model)
 
 
@@ -96,6 +136,7 @@ def _after_convolutions(model: nn.Module) -> list[str]:
     gates = _attention(model)
     leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, nn.Conv2d) or is_norm(m)]
     leaves = [(n, m) for n, m in leaves if not n.startswith(gates)]
+    leaves = [(n, m) for n, m in leaves if not _HEADS.match(n)] or leaves
     found = []
     for i, (name, module) in enumerate(leaves):
         if isinstance(module, nn.Conv2d):
