@@ -274,12 +274,22 @@ def test_word_vectors(tmp_path, packed):
     assert source(tmp_path).embeddings() is None
 
 
+def test_a_single_number_has_no_spread(tmp_path):
+    (tmp_path / "glove.txt").write_text("cats 3\n")
+    vectors, _ = read_glove(tmp_path / "glove.txt", ["", "<unknown>", "cats", *"abcdefgh"])
+    assert vectors.isfinite().all()
+    assert vectors[2].item() == 3
+    assert len(vectors[3:].unique()) == 8
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         ("cats 1 2\ndogs 1 2 3\n", "3 numbers instead of 2"),
         ("cats one two\n", "line 1: not a word and its numbers"),
         ("zebra 1 2\n", "none of the 2 words"),
+        ("cats 1 2\ndogs 1 nan\n", "line 2: a number that is not finite"),
+        ("cats 1 1e60\n", "line 1: a number that is not finite"),
         (None, "cannot be read"),
     ],
 )
