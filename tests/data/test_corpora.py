@@ -206,6 +206,21 @@ def test_tables_with_a_header(tmp_path):
     assert len(list(read_csv({"train": train}, "body", "kind", per_class=1).splits["train"]())) == 2
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
+    written = "utf-16" if encoding == "utf-16" else "utf-8-sig"
+    train = tmp_path / "train.csv"
+    train.write_bytes('"text","label"\r\n"café","x"\r\n"thé","y"\r\n'.encode(written))
+    corpus = read_csv({"train": train}, "text", "label", encoding)
+    assert list(corpus.splits["train"]()) == [("café", 0), ("thé", 1)]
+    train.write_bytes('"2","A title","and a text"\n'.encode(written))
+    (tmp_path / "test.csv").write_bytes(train.read_bytes())
+    (tmp_path / "classes.txt").write_text("World\nSports\n", encoding="utf-8-sig")
+    corpus = read_numbered_csv(tmp_path, 3, encoding)
+    assert corpus.answers == ["World", "Sports"]
+    assert list(corpus.splits["train"]()) == [("A title\n\nand a text", 1)]
+
+
 @pytest.mark.parametrize(
     ("train", "test", "said"),
     [

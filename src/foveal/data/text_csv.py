@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from foveal.errors import DataError, UserError
 
 def _rows(file: Path, encoding: str) -> Iterator[list[str]]:
     before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # a byte order mark is no part of the first field
     try:
         with open(file, newline="", encoding=encoding, errors="replace") as lines:
             yield from csv.reader(lines)
@@ -42,7 +45,7 @@ def read_numbered_csv(
         seed: of that draw.
     """
     try:
-        answers = [line.strip() for line in (folder / "classes.txt").read_text(encoding="utf-8").splitlines()]
+        answers = [line.strip() for line in (folder / "classes.txt").read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder / 'classes.txt'} cannot be read ({error}); it names one class a line") from error
     answers = [name for name in answers if name]
@@ -97,7 +100,7 @@ def read_csv(
 
 def _named(file: Path, columns: Sequence[str], label: str, encoding: str) -> Iterator[tuple[str, str]]:
     rows = _rows(file, encoding)
-    header = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
+    header = [name.strip() for name in next(rows, [])]
     for name in (*columns, label):
         if name not in header:
             raise DataError(f"{file} has no column {name!r}; its columns are {', '.join(map(repr, header)) or 'none'}")
