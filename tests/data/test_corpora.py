@@ -230,6 +230,7 @@ def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
         ("", None, "its columns are none"),
         ("text,label\na,x\n", None, "1 class"),
         ("text,label\na,x,extra\nb,y\n", None, "row 2: 3 columns instead of 2"),
+        ("text,label\na,x\nb, \nc,y\n", None, "train.csv, row 3: the column 'label' is empty"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path, train, test, said):
