@@ -101,6 +101,8 @@ def test_newsgroups_that_cannot_be_read(tmp_path):
         read_newsgroups(damaged)
     with pytest.raises(DataError, match="get the by-date archive"):
         read_newsgroups(archive(tmp_path, {"other/file": b"x"}))
+    with pytest.raises(DataError, match="has no 20news-bydate-test/"):
+        read_newsgroups(archive(tmp_path, {"20news-bydate-train/a.b/1": b"x"}))
     unseen = {"20news-bydate-train/a.b/1": b"x", "20news-bydate-test/c.d/2": b"y"}
     with pytest.raises(DataError, match=r"unknown class 'c.d'.*training has no texts of it"):
         read_newsgroups(archive(tmp_path, unseen))
@@ -186,6 +188,8 @@ def test_a_few_texts_of_each_class(tmp_path):
         ('"3","t","d"\n', "row 1: class '3', expected a number from 1 to 2"),
         ('"1","t","d"\n"x","t","d"\n', "row 2: class 'x'"),
         ('"1","t"\n', "row 1: 2 columns instead of 3"),
+        ('"\xc2\xb2","t","d"\n', "row 1: class '²'"),  # two bytes of UTF-8
+        ("\n", "train.csv holds no rows"),
     ],
 )
 def test_numbered_tables_that_cannot_be_read(tmp_path, rows, said):
@@ -228,6 +232,8 @@ def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
         ("body,label\na,x\n", None, "no column 'text'; its columns are 'body', 'label'"),
         ("text,class\na,x\n", None, "no column 'label'"),
         ("", None, "its columns are none"),
+        ("text,label\n", None, "train.csv holds no rows below its header"),
+        ("text,label\na,x\nb,y\n", "text,label\n", "test.csv holds no rows below its header"),
         ("text,label\na,x\n", None, "1 class"),
         ("text,label\na,x,extra\nb,y\n", None, "row 2: 3 columns instead of 2"),
         ("text,label\na,x\nb, \nc,y\n", None, "train.csv, row 3: the column 'label' is empty"),

@@ -184,9 +184,10 @@ def _read_newsgroups_archive(archive: Path, encoding: str) -> Corpus:
                     members[split].append((member.name, group))
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive} cannot be read ({error}); get 20news-bydate.tar.gz again") from error
+    for split, found in members.items():
+        if not found:
+            raise DataError(f"{archive} has no 20news-bydate-{split}/GROUP/NUMBER; get the by-date archive")
     answers = sorted({group for _, group in members["train"]})
-    if not answers:
-        raise DataError(f"{archive} has no 20news-bydate-train/GROUP/NUMBER; get the by-date archive")
     check_classes([group for _, group in members["test"]], answers, archive)
     splits = {s: partial(_archive_texts, archive, f"20news-bydate-{s}", answers, encoding) for s in members}
     return Corpus(answers, splits, stamp([archive]))  # type: ignore[arg-type]

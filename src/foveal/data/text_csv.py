@@ -57,15 +57,19 @@ def read_numbered_csv(
 
 
 def _numbered(file: Path, columns: int, classes: int, encoding: str) -> Texts:
+    empty = True
     for number, row in enumerate(_rows(file, encoding), 1):
         if not row:
             continue
         if len(row) != columns:
             raise DataError(f"{file}, row {number}: {len(row)} columns instead of {columns}")
-        if not row[0].isdigit() or not 1 <= int(row[0]) <= classes:
+        if not row[0].isdecimal() or not 1 <= int(row[0]) <= classes:
             raise DataError(f"{file}, row {number}: class {row[0]!r}, expected a number from 1 to {classes}")
+        empty = False
         text = "\n\n".join(part for part in row[1:] if part)
         yield text.replace("\\n", "\n").replace("<br />", "\n"), int(row[0]) - 1
+    if empty:
+        raise DataError(f"{file} holds no rows")
 
 
 def read_csv(
@@ -104,6 +108,7 @@ def _named(file: Path, columns: Sequence[str], label: str, encoding: str) -> Ite
     for name in (*columns, label):
         if name not in header:
             raise DataError(f"{file} has no column {name!r}; its columns are {', '.join(map(repr, header)) or 'none'}")
+    empty = True
     places, at = [header.index(name) for name in columns], header.index(label)
     for number, row in enumerate(rows, 2):
         if not row:
@@ -112,7 +117,10 @@ def _named(file: Path, columns: Sequence[str], label: str, encoding: str) -> Ite
             raise DataError(f"{file}, row {number}: {len(row)} columns instead of {len(header)}")
         if not row[at].strip():
             raise DataError(f"{file}, row {number}: the column {label!r} is empty; give the text a class or leave it out")
+        empty = False
         yield "\n\n".join(row[place] for place in places), row[at].strip()
+    if empty:
+        raise DataError(f"{file} holds no rows below its header")
 
 
 def _named_texts(file: Path, columns: Sequence[str], label: str, encoding: str, answers: Sequence[str]) -> Texts:
