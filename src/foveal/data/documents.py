@@ -83,6 +83,13 @@ class TextOptions:
         for name in ("val_fraction", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"data.{name}={getattr(self, name)}: expected at least 0 and below 1")
+        if self.encoding is not None:
+            try:
+                b"x".decode(self.encoding, errors="replace")
+            except (LookupError, ValueError) as error:
+                raise UserError(
+                    f"data.encoding={self.encoding}: no text encoding of that name; use one such as utf-8 or latin-1"
+                ) from error
 
     @property
     def form(self) -> Form:
