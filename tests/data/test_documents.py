@@ -345,6 +345,21 @@ def test_too_few_texts(tmp_path):
         data.loader("dev", 8, device=CPU)
 
 
+@pytest.mark.parametrize("text", ["", "... !? --", "🙂 🙃"])
+def test_texts_without_a_word(tmp_path, text):
+    for file in folder_of_texts(tmp_path).rglob("train/*/*.txt"):
+        file.write_text(text, encoding="utf-8")
+    for _ in range(2):  # also from the cache
+        with pytest.raises(DataError, match="training texts of textfolder hold not a single word"):
+            source(tmp_path)
+
+
+def test_no_word_is_frequent_enough(tmp_path):
+    root = folder_of_texts(tmp_path)
+    with pytest.raises(DataError, match=r"no word occurs 9000 times .* use a smaller data\.min_count"):
+        source(root, min_count=9000)
+
+
 def test_one_table_for_all_splits(tmp_path):
     rows = "".join(f"{i},word{i % 3} text,{'yes' if i % 2 else 'no'}\n" for i in range(60))
     (tmp_path / "mine.csv").write_text("id,body,answer\n" + rows)

@@ -195,6 +195,7 @@ def test_asking_about_strange_texts(run, text):
     assert len(found.answers) == 2
     assert all(math.isfinite(p) for _, p in found.answers)
     assert found.picture is not None
+    assert (found.remark == "There is no word in this text.") == (not any(c.isalnum() for c in text))
 
 
 def test_asking_about_a_file(run, tmp_path):
@@ -215,6 +216,10 @@ def test_the_command_line(run, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert done.output.startswith("dogs")
     assert (tmp_path / "text-seen.png").is_file()
+    assert "no word" not in done.output
+    done = CliRunner().invoke(app, ["predict", str(out), ""])
+    assert done.exit_code == 0, done.output
+    assert "There is no word in this text." in done.output
 
 
 # Recipes ---------------------------------------------------------------------

@@ -20,7 +20,7 @@ from foveal.data._random import uniform
 from foveal.data.batches import EpochBatches, epoch_seed
 from foveal.data.cache import cached_folder
 from foveal.data.corpora import Corpus, Texts
-from foveal.data.encode import Array, Form, encode, read_split, read_vocabulary
+from foveal.data.encode import SPECIAL, Array, Form, encode, read_split, read_vocabulary
 from foveal.data.glove import read_glove
 from foveal.errors import DataError, UserError
 
@@ -189,6 +189,7 @@ class DocumentData:
                     found = {split: read_split(folder, split) for split in splits}
                     words = read_vocabulary(folder)
                     _check(found, len(words), len(self.answers))
+                    self._check_words(found["train"], words)
                     return {split: self._in_memory(arrays) for split, arrays in found.items()}, words
                 except DataError:
                     raise
@@ -198,6 +199,17 @@ class DocumentData:
                     warnings.warn(f"{folder} is damaged ({error}); making it again", stacklevel=4)
                     shutil.rmtree(folder, ignore_errors=True)
         raise AssertionError("the loop returns or raises")
+
+    def _check_words(self, train: dict[str, Array], vocabulary: list[str]) -> None:
+        """Complain of texts from which nothing can be learnt."""
+        if len(vocabulary) > len(SPECIAL):
+            return
+        if not np.any(train["words"]):
+            raise DataError(f"the training texts of {self.name} hold not a single word; is data.encoding right?")
+        raise DataError(
+            f"no word occurs {self.options.min_count} times in the training texts of {self.name}; use a smaller "
+            "data.min_count"
+        )
 
     def _in_memory(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Arrays that are read from disk once, unless they are to be streamed."""

@@ -21,7 +21,7 @@ from foveal.errors import UserError, unknown
 from foveal.models.document import DocumentNet
 from foveal.recipe import Recipe
 from foveal.see import Samples, class_maps, gates, top_classes
-from foveal.see.documents import document
+from foveal.see.documents import NO_WORD, document
 from foveal.tasks.classify import looking, maps, normalised
 from foveal.tasks.document import read_text
 from foveal.tasks.folder import load_run
@@ -33,11 +33,12 @@ from foveal.tasks.task import answers, pixels
 class Prediction:
     """Answers with their probabilities, most probable first, and a picture of where the model looked.
 
-    The picture is None for a model that has no attention over positions.
+    The picture is None for a model that has no attention over positions. The remark is what else there is to say.
     """
 
     answers: list[tuple[str, float]]
     picture: Image.Image | None
+    remark: str = ""
 
 
 def predict(run: str | Path, image: str | Path, query: str | None = None) -> Prediction:
@@ -90,7 +91,8 @@ def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str)
     samples = read_text(model, about, content)
     order = samples.probability[0].argsort(descending=True).tolist()
     named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
-    return Prediction(named, document(samples, title=recipe.title))
+    remark = "" if samples.texts[0] else NO_WORD
+    return Prediction(named, document(samples, title=recipe.title), remark)
 
 
 def text_file(given: str) -> Path | None:
