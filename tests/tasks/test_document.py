@@ -276,6 +276,19 @@ def test_recipes_that_cannot_be_used(root, name, changes, said):
         task(root, name, **changes)
 
 
+def test_one_class_is_nothing_to_tell_apart(tmp_path):
+    (tmp_path / "texts/cats").mkdir(parents=True)
+    (tmp_path / "news").mkdir()
+    for i in range(30):
+        (tmp_path / f"texts/cats/{i}.txt").write_text("The old animals chase small mice.")
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / "news" / name).write_text('"1","Mice","The old animals chase them."\n' * 30)
+    (tmp_path / "news/classes.txt").write_text("cats\n")
+    for name, folder in (("textfolder", "texts"), ("ag-news", "news")):
+        with pytest.raises(UserError, match=f"data.name={name} has only the class 'cats'; at least two are needed"):
+            task(tmp_path, "hatt", **{"data": f"{{name: {name}, folder: {folder}, tagger: none}}"})
+
+
 def test_other_tasks_and_data(root):
     plan = load("demo/hattnet", ["task=document"])
     with pytest.raises(UserError, match="task document needs labelled texts"):

@@ -21,7 +21,7 @@ from foveal.models.registry import accepts
 from foveal.recipe import Recipe, Relation
 from foveal.see.documents import DocumentSamples
 from foveal.supervise import center_mass_loss, word_pairs
-from foveal.tasks.task import SAMPLES, Task, answer_loss
+from foveal.tasks.task import SAMPLES, Task, answer_loss, count_classes
 
 
 def build_document_net(recipe: Recipe, vocabulary: int, classes: int) -> DocumentNet:
@@ -52,7 +52,7 @@ class Document(Task):
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, DocumentData):
             raise UserError(f"task document needs labelled texts; data.name={source.name} has none")
-        classes = len(source.answers)
+        classes = count_classes(source)
         if model is None:
             model = build_document_net(recipe, len(source.vocabulary), classes)
             vectors = source.embeddings()
