@@ -391,7 +391,7 @@ def test_one_class_is_nothing_to_tell_apart(recipe, tmp_path):
         (tmp_path / "photos/cats").mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (12 * i, 0, 0)).save(tmp_path / f"photos/cats/{i}.png")
     data = f"data={{name: imagefolder, folder: {tmp_path / 'photos'}, size: 8}}"
-    with pytest.raises(UserError, match="data.name=imagefolder has only the class 'cats'; at least two are needed"):
+    with pytest.raises(UserError, match="=imagefolder has only the class 'cats'; at least two are needed"):
         fit(recipe([data]), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import foveal
 from foveal.cli import app
-from foveal.errors import UserError
-from foveal.recipe import load
+from foveal.errors import RunError, UserError
+from foveal.recipe import Relation, load
 from foveal.see.documents import DocumentSamples
 from foveal.tasks import evaluate, fit
 from foveal.tasks.document import Document
@@ -131,6 +131,30 @@ def test_a_run(run, root):
     assert about["answers"] == ["cats", "dogs"]
     assert about["vocabulary"][2:4] != about["vocabulary"][4:6]
     assert not model.training
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_saved_recipe_holds_the_supervision(root, tmp_path, before):
+    """A run of the same command goes on, also one whose recipe was saved without it."""
+    short = {"train.epochs": 1}
+    fit(load(DEMO["fan_hatt_sup"], recipe(**short)), tmp_path / "run", data=root, progress=False)
+    saved = tmp_path / "run/recipe.yaml"
+    assert load(saved).loss.relation == Relation()
+    assert "relation:" in saved.read_text()
+    if before:
+        saved.write_text(load(saved, ["loss.relation=null"]).dump())
+        assert "relation:" not in saved.read_text()
+    (tmp_path / "run/result.json").unlink()
+    for plan in (load(DEMO["fan_hatt_sup"], recipe(**short)), load(saved)):
+        assert fit(plan, tmp_path / "run", data=root, progress=False)["epochs"] == 1
+    other = load(DEMO["fan_hatt_sup"], recipe(**short, **{"loss.relation.weight": 0.2}))
+    with pytest.raises(RunError, match="a run of another recipe"):
+        fit(other, tmp_path / "run", data=root, progress=False)
+
+
+def test_only_supervised_models_save_a_supervision(root, tmp_path):
+    fit(load(DEMO["hatt"], recipe(**{"train.epochs": 1})), tmp_path / "run", data=root, progress=False)
+    assert load(tmp_path / "run/recipe.yaml").loss.relation is None
 
 
 def test_supervision_raises_the_center_mass(root, tmp_path, run):
@@ -312,8 +336,6 @@ def test_vectors_from_a_file(root, tmp_path):
 
 def test_damaged_samples_are_named(run, tmp_path):
     from safetensors.torch import save_file
-
-    from foveal.errors import RunError
 
     save_file({"words": torch.zeros(1, 1, 1)}, tmp_path / "samples.safetensors", {"answers": json.dumps(["a"])})
     with pytest.raises(RunError, match="holds no 'vocabulary'"):

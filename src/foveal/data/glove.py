@@ -18,6 +18,7 @@ from foveal.errors import DataError
 
 SPREAD = 0.1  # of random vectors where the file gives a single number, which has none
 
+
 def read_glove(path: Path, vocabulary: Sequence[str]) -> tuple[Tensor, int]:
     """Vectors of the words of a vocabulary.
 

@@ -116,7 +116,7 @@ def _named(file: Path, columns: Sequence[str], label: str, encoding: str) -> Ite
         if len(row) != len(header):
             raise DataError(f"{file}, row {number}: {len(row)} columns instead of {len(header)}")
         if not row[at].strip():
-            raise DataError(f"{file}, row {number}: the column {label!r} is empty; give the text a class or leave it out")
+            raise DataError(f"{file}, row {number}: the column {label!r} is empty; give it a class or leave it out")
         empty = False
         yield "\n\n".join(row[place] for place in places), row[at].strip()
     if empty:

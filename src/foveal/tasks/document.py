@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ class Document(Task):
             if vectors is not None:
                 model.set_vectors(vectors)
         super().__init__(recipe, source, model, "accuracy", lambda: MulticlassAccuracy(classes, average="micro"))
+        if self.model.supervised and recipe.loss.relation is None:  # the run folder shall have it
+            self.recipe = recipe = replace(recipe, loss=replace(recipe.loss, relation=Relation()))
         self.relation = recipe.loss.relation or Relation()
         self.form = source.options.form
         tagged = self.form.tagger != "none" or self.relation.target == "different_word"

@@ -34,6 +34,7 @@ class Task(L.LightningModule):
         metric: makes the metric that computes it.
 
     Attributes:
+        recipe: with what the task fills in where the given one leaves it open.
         score: under which name the validation score is logged.
         samples: tensors of a few test samples by name, for pictures.
         sites: names of the gates whose maps are among them.
