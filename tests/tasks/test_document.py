@@ -229,6 +229,14 @@ def test_asking_about_a_file(run, tmp_path):
     assert predict(out, file).answers[0][0] == "dogs"
     assert text_file(str(file)) == file
     assert text_file("a\x00b") is None
+    assert text_file("Read or write letter.txt or a/b") is None
+    assert text_file("letters") is None
+    assert text_file("") is None
+    for missing in ("letter2.txt", "notes.MD", str(tmp_path / "none"), "letters/one"):
+        with pytest.raises(UserError, match=f"there is no file {missing}; give a text file"):
+            predict(out, missing)
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder; give a text"):
+        predict(out, tmp_path)
     with pytest.raises(UserError, match="put quotes around it"):
         predict(out, "The", "old")
 

@@ -64,6 +64,8 @@ def check_classes(found: Sequence[str], answers: Sequence[str], where: Path) -> 
 
 # Folders ---------------------------------------------------------------------
 
+TEXT_ENDINGS = (".txt", ".text", ".md")
+
 
 def _folder_classes(folder: Path) -> list[str]:
     found = sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
@@ -121,7 +123,7 @@ def read_textfolder(folder: Path, encoding: str = "utf-8") -> Corpus:
     present = {split: folder / split for split in ("train", "val", "test") if (folder / split).is_dir()}
     if present and "train" not in present:
         raise DataError(f"{folder} has {' and '.join(present)} but no train folder")
-    return read_folders(present or {"train": folder}, encoding, (".txt", ".text", ".md"))
+    return read_folders(present or {"train": folder}, encoding, TEXT_ENDINGS)
 
 
 def read_imdb(folder: Path, encoding: str = "utf-8") -> Corpus:

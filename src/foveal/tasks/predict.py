@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from foveal import measure
 from foveal.attention.record import watch
 from foveal.data.augment import view
-from foveal.data.corpora import decoded
+from foveal.data.corpora import TEXT_ENDINGS, decoded
 from foveal.data.pictures import read_image
 from foveal.errors import UserError, unknown
 from foveal.models.document import DocumentNet
@@ -98,13 +99,23 @@ def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str)
 def text_file(given: str) -> Path | None:
     """The file that ``given`` names, or None if it is a text itself.
 
+    A folder is neither, nor is a single word that looks like a file and is none.
+
     >>> text_file("To be, or not to be." * 100) is None
     True
     """
+    if not given:
+        return None
     try:
-        return Path(given) if Path(given).is_file() else None
+        folder, exists = Path(given).is_dir(), Path(given).exists()
     except (OSError, ValueError):  # too long for a name, or with characters that no name has
         return None
+    if folder:
+        raise UserError(f"{given} is a folder; give a text, or one text file")
+    named = given.lower().endswith(TEXT_ENDINGS) or any(sep in given for sep in (os.sep, os.altsep) if sep)
+    if not exists and named and not any(letter.isspace() for letter in given):
+        raise UserError(f"there is no file {given}; give a text file, or a text of more than one word")
+    return Path(given) if exists else None
 
 
 def _few(names: list[str]) -> str:
