@@ -8,7 +8,9 @@ from sklearn.datasets import _twenty_newsgroups as scikit
 
 from foveal.data.corpora import decoded, read_imdb, read_newsgroups, read_textfolder
 from foveal.data.docstrings import clean, read_docstrings
+from foveal.data.documents import TextOptions
 from foveal.data.text_csv import drawn, read_csv, read_numbered_csv
+from foveal.data.texts import text_format
 from foveal.errors import DataError, UserError
 
 MESSAGE = """From: someone@host.edu (Some One)
@@ -69,7 +71,8 @@ def test_newsgroups_in_folders_and_in_an_archive(tmp_path):
 @pytest.mark.parametrize("strip", [(), ("headers",), ("footers",), ("quotes",), ("headers", "footers", "quotes")])
 def test_stripping_is_that_of_scikit_learn(tmp_path, strip):
     newsgroups(tmp_path)
-    text, _ = next(read_newsgroups(tmp_path, strip=strip).splits["train"]())
+    options = TextOptions(strip=" ".join(strip))
+    text, _ = next(text_format("20news").corpus(tmp_path, options).splits["train"]())
     expected = MESSAGE
     if "headers" in strip:
         expected = scikit.strip_newsgroup_header(expected)
@@ -81,6 +84,24 @@ def test_stripping_is_that_of_scikit_learn(tmp_path, strip):
     assert ("Subject" in text) == ("headers" not in strip)
     assert ("What engine" in text) == ("quotes" not in strip)
     assert ("host university" in text) == ("footers" not in strip)
+
+
+def test_new_texts_are_read_like_those_of_the_corpus(tmp_path):
+    newsgroups(tmp_path)
+    whole, bare = TextOptions(), TextOptions(strip="headers footers quotes")
+    raw = (tmp_path / "20news-bydate-train/rec.autos/1").read_bytes()
+    for options in (whole, bare):
+        text, _ = next(text_format("20news").corpus(tmp_path, options).splits["train"]())
+        assert "café" in text
+        assert text_format("20news").text(raw, options) == text
+        assert text_format("20news").text(raw.decode("latin-1"), options) == text
+    assert text_format("20news").text("caf\xe9".encode(), TextOptions(encoding="utf-8")) == "café"
+    assert text_format("20news").text("The moon.", bare) == "The moon."  # no message, no headers
+    for name in ("imdb", "yahoo-answers", "ag-news"):
+        assert text_format(name).text("Yes.<br />caf\xe9\\nNo.".encode(), whole) == "Yes.\ncafé\nNo."
+    assert (
+        text_format("of my own").text("a<br />b", whole) == text_format("textcsv").text("a<br />b", whole) == "a<br />b"
+    )
 
 
 def test_real_newsgroups(real_data):
@@ -106,9 +127,8 @@ def test_newsgroups_that_cannot_be_read(tmp_path):
     unseen = {"20news-bydate-train/a.b/1": b"x", "20news-bydate-test/c.d/2": b"y"}
     with pytest.raises(DataError, match=r"unknown class 'c.d'.*training has no texts of it"):
         read_newsgroups(archive(tmp_path, unseen))
-    newsgroups(tmp_path)
     with pytest.raises(UserError, match="did you mean 'headers'"):
-        read_newsgroups(tmp_path, strip=("header",))
+        TextOptions(strip="header")
 
 
 def test_imdb(tmp_path):
@@ -117,7 +137,7 @@ def test_imdb(tmp_path):
         {f"{s}/{c}/0_7.txt": f"{s} {c}<br /><br />Yes." for s in ("train", "test") for c in ("pos", "neg")}
         | {"train/unsup/1_0.txt": "not labelled"},
     )
-    corpus = read_imdb(tmp_path)
+    corpus = text_format("imdb").corpus(tmp_path, TextOptions())
     assert corpus.answers == ["negative", "positive"]
     assert list(corpus.splits["train"]()) == [("train neg\n\nYes.", 0), ("train pos\n\nYes.", 1)]
     with pytest.raises(DataError, match="lacks pos or neg"):
@@ -163,7 +183,7 @@ def zhang(folder, rows, classes="World\nSports\n"):
 
 def test_numbered_tables(tmp_path):
     zhang(tmp_path, '"2","A title","He said ""no""\\nand left"\n"1","Other",""\n')
-    corpus = read_numbered_csv(tmp_path, 3)
+    corpus = text_format("ag-news").corpus(tmp_path, TextOptions())
     assert corpus.answers == ["World", "Sports"]
     assert list(corpus.splits["train"]()) == [('A title\n\nHe said "no"\nand left', 1), ("Other", 0)]
 

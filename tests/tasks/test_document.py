@@ -241,6 +241,24 @@ def test_asking_about_a_file(run, tmp_path):
         predict(out, "The", "old")
 
 
+def test_a_file_is_read_like_the_corpus(tmp_path):
+    """Latin-1, and without what was stripped in training."""
+    for split in ("train", "test"):
+        for kind, word in (("cats", "caf\xe9"), ("dogs", "bones")):
+            folder = tmp_path / f"20news-bydate/20news-bydate-{split}/{kind}"
+            folder.mkdir(parents=True)
+            for i in range(20):
+                (folder / str(i)).write_bytes(f"Subject: nothing\n\nThey love {word}.\n".encode("latin-1"))
+    data = "{name: 20news, strip: headers, tagger: none, min_count: 1, sentences: 4, words: 8}"
+    plan = load(DEMO["hatt"], recipe(**LONGER, data=data))
+    fit(plan, tmp_path / "run", data=tmp_path, progress=False)
+    file = tmp_path / "message"
+    file.write_bytes("Subject: bones bones bones\n\nThey love caf\xe9.\n".encode("latin-1"))
+    as_typed = predict(tmp_path / "run", "They love café.")
+    assert as_typed.answers[0][0] == "cats"
+    assert predict(tmp_path / "run", file).answers == as_typed.answers
+
+
 def test_the_command_line(run, tmp_path, monkeypatch):
     out, _ = run
     monkeypatch.chdir(tmp_path)

@@ -66,8 +66,7 @@ def _numbered(file: Path, columns: int, classes: int, encoding: str) -> Texts:
         if not row[0].isdecimal() or not 1 <= int(row[0]) <= classes:
             raise DataError(f"{file}, row {number}: class {row[0]!r}, expected a number from 1 to {classes}")
         empty = False
-        text = "\n\n".join(part for part in row[1:] if part)
-        yield text.replace("\\n", "\n").replace("<br />", "\n"), int(row[0]) - 1
+        yield "\n\n".join(part for part in row[1:] if part), int(row[0]) - 1
     if empty:
         raise DataError(f"{file} holds no rows")
 

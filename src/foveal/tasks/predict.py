@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from foveal import measure
 from foveal.attention.record import watch
 from foveal.data.augment import view
-from foveal.data.corpora import TEXT_ENDINGS, decoded
+from foveal.data.corpora import TEXT_ENDINGS
+from foveal.data.documents import TextOptions
 from foveal.data.pictures import read_image
+from foveal.data.texts import text_format
 from foveal.errors import UserError, unknown
 from foveal.models.document import DocumentNet
 from foveal.recipe import Recipe
@@ -28,6 +30,7 @@ from foveal.tasks.document import read_text
 from foveal.tasks.folder import load_run
 from foveal.tasks.run import load_model
 from foveal.tasks.task import answers, pixels
+from foveal.typed import parse
 
 
 @dataclass(frozen=True)
@@ -84,16 +87,22 @@ def _class_maps(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, samp
 
 def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str) -> Prediction:
     assert isinstance(model, DocumentNet)
-    file = text_file(text)
-    try:
-        content = text if file is None else decoded(file.read_bytes(), recipe.data.get("encoding") or "utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    samples = read_text(model, about, content)
+    samples = read_text(model, about, as_in_training(recipe, text))
     order = samples.probability[0].argsort(descending=True).tolist()
     named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
     remark = "" if samples.texts[0] else NO_WORD
     return Prediction(named, document(samples, title=recipe.title), remark)
+
+
+def as_in_training(recipe: Recipe, given: str) -> str:
+    """A text, or the content of a text file, decoded and cleaned like those that a run of ``recipe`` learnt from."""
+    file = text_file(given)
+    known = {field.name for field in fields(TextOptions)}
+    options = parse(TextOptions, {k: v for k, v in recipe.data.items() if k in known}, "data")
+    try:
+        return text_format(recipe.data["name"]).text(given if file is None else file.read_bytes(), options)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def text_file(given: str) -> Path | None:
