@@ -166,6 +166,8 @@ def predict(
     found = ask(run, image, query)
     for answer, probability in found.answers[:5]:
         _say(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}")
+    if found.remark:
+        _say(found.remark)
     if found.picture is None:
         _say("No picture: this model has no attention over positions.")
         return

@@ -8,7 +8,9 @@ from sklearn.datasets import _twenty_newsgroups as scikit
 
 from foveal.data.corpora import decoded, read_imdb, read_newsgroups, read_textfolder
 from foveal.data.docstrings import clean, read_docstrings
+from foveal.data.documents import TextOptions
 from foveal.data.text_csv import drawn, read_csv, read_numbered_csv
+from foveal.data.texts import text_format
 from foveal.errors import DataError, UserError
 
 MESSAGE = """From: someone@host.edu (Some One)
@@ -69,7 +71,8 @@ def test_newsgroups_in_folders_and_in_an_archive(tmp_path):
 @pytest.mark.parametrize("strip", [(), ("headers",), ("footers",), ("quotes",), ("headers", "footers", "quotes")])
 def test_stripping_is_that_of_scikit_learn(tmp_path, strip):
     newsgroups(tmp_path)
-    text, _ = next(read_newsgroups(tmp_path, strip=strip).splits["train"]())
+    options = TextOptions(strip=" ".join(strip))
+    text, _ = next(text_format("20news").corpus(tmp_path, options).splits["train"]())
     expected = MESSAGE
     if "headers" in strip:
         expected = scikit.strip_newsgroup_header(expected)
@@ -81,6 +84,24 @@ def test_stripping_is_that_of_scikit_learn(tmp_path, strip):
     assert ("Subject" in text) == ("headers" not in strip)
     assert ("What engine" in text) == ("quotes" not in strip)
     assert ("host university" in text) == ("footers" not in strip)
+
+
+def test_new_texts_are_read_like_those_of_the_corpus(tmp_path):
+    newsgroups(tmp_path)
+    whole, bare = TextOptions(), TextOptions(strip="headers footers quotes")
+    raw = (tmp_path / "20news-bydate-train/rec.autos/1").read_bytes()
+    for options in (whole, bare):
+        text, _ = next(text_format("20news").corpus(tmp_path, options).splits["train"]())
+        assert "café" in text
+        assert text_format("20news").text(raw, options) == text
+        assert text_format("20news").text(raw.decode("latin-1"), options) == text
+    assert text_format("20news").text("caf\xe9".encode(), TextOptions(encoding="utf-8")) == "café"
+    assert text_format("20news").text("The moon.", bare) == "The moon."  # no message, no headers
+    for name in ("imdb", "yahoo-answers", "ag-news"):
+        assert text_format(name).text("Yes.<br />caf\xe9\\nNo.".encode(), whole) == "Yes.\ncafé\nNo."
+    assert (
+        text_format("of my own").text("a<br />b", whole) == text_format("textcsv").text("a<br />b", whole) == "a<br />b"
+    )
 
 
 def test_real_newsgroups(real_data):
@@ -101,12 +122,13 @@ def test_newsgroups_that_cannot_be_read(tmp_path):
         read_newsgroups(damaged)
     with pytest.raises(DataError, match="get the by-date archive"):
         read_newsgroups(archive(tmp_path, {"other/file": b"x"}))
+    with pytest.raises(DataError, match="has no 20news-bydate-test/"):
+        read_newsgroups(archive(tmp_path, {"20news-bydate-train/a.b/1": b"x"}))
     unseen = {"20news-bydate-train/a.b/1": b"x", "20news-bydate-test/c.d/2": b"y"}
     with pytest.raises(DataError, match=r"unknown class 'c.d'.*training has no texts of it"):
         read_newsgroups(archive(tmp_path, unseen))
-    newsgroups(tmp_path)
     with pytest.raises(UserError, match="did you mean 'headers'"):
-        read_newsgroups(tmp_path, strip=("header",))
+        TextOptions(strip="header")
 
 
 def test_imdb(tmp_path):
@@ -115,7 +137,7 @@ def test_imdb(tmp_path):
         {f"{s}/{c}/0_7.txt": f"{s} {c}<br /><br />Yes." for s in ("train", "test") for c in ("pos", "neg")}
         | {"train/unsup/1_0.txt": "not labelled"},
     )
-    corpus = read_imdb(tmp_path)
+    corpus = text_format("imdb").corpus(tmp_path, TextOptions())
     assert corpus.answers == ["negative", "positive"]
     assert list(corpus.splits["train"]()) == [("train neg\n\nYes.", 0), ("train pos\n\nYes.", 1)]
     with pytest.raises(DataError, match="lacks pos or neg"):
@@ -161,7 +183,7 @@ def zhang(folder, rows, classes="World\nSports\n"):
 
 def test_numbered_tables(tmp_path):
     zhang(tmp_path, '"2","A title","He said ""no""\\nand left"\n"1","Other",""\n')
-    corpus = read_numbered_csv(tmp_path, 3)
+    corpus = text_format("ag-news").corpus(tmp_path, TextOptions())
     assert corpus.answers == ["World", "Sports"]
     assert list(corpus.splits["train"]()) == [('A title\n\nHe said "no"\nand left', 1), ("Other", 0)]
 
@@ -186,6 +208,8 @@ def test_a_few_texts_of_each_class(tmp_path):
         ('"3","t","d"\n', "row 1: class '3', expected a number from 1 to 2"),
         ('"1","t","d"\n"x","t","d"\n', "row 2: class 'x'"),
         ('"1","t"\n', "row 1: 2 columns instead of 3"),
+        ('"\xc2\xb2","t","d"\n', "row 1: class '²'"),  # two bytes of UTF-8
+        ("\n", "train.csv holds no rows"),
     ],
 )
 def test_numbered_tables_that_cannot_be_read(tmp_path, rows, said):
@@ -206,6 +230,21 @@ def test_tables_with_a_header(tmp_path):
     assert len(list(read_csv({"train": train}, "body", "kind", per_class=1).splits["train"]())) == 2
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "UTF8", "utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
+    written = "utf-16" if encoding == "utf-16" else "utf-8-sig"
+    train = tmp_path / "train.csv"
+    train.write_bytes('"text","label"\r\n"café","x"\r\n"thé","y"\r\n'.encode(written))
+    corpus = read_csv({"train": train}, "text", "label", encoding)
+    assert list(corpus.splits["train"]()) == [("café", 0), ("thé", 1)]
+    train.write_bytes('"2","A title","and a text"\n'.encode(written))
+    (tmp_path / "test.csv").write_bytes(train.read_bytes())
+    (tmp_path / "classes.txt").write_text("World\nSports\n", encoding="utf-8-sig")
+    corpus = read_numbered_csv(tmp_path, 3, encoding)
+    assert corpus.answers == ["World", "Sports"]
+    assert list(corpus.splits["train"]()) == [("A title\n\nand a text", 1)]
+
+
 @pytest.mark.parametrize(
     ("train", "test", "said"),
     [
@@ -213,8 +252,11 @@ def test_tables_with_a_header(tmp_path):
         ("body,label\na,x\n", None, "no column 'text'; its columns are 'body', 'label'"),
         ("text,class\na,x\n", None, "no column 'label'"),
         ("", None, "its columns are none"),
+        ("text,label\n", None, "train.csv holds no rows below its header"),
+        ("text,label\na,x\nb,y\n", "text,label\n", "test.csv holds no rows below its header"),
         ("text,label\na,x\n", None, "1 class"),
         ("text,label\na,x,extra\nb,y\n", None, "row 2: 3 columns instead of 2"),
+        ("text,label\na,x\nb, \nc,y\n", None, "train.csv, row 3: the column 'label' is empty"),
     ],
 )
 def test_tables_that_cannot_be_read(tmp_path, train, test, said):

@@ -274,12 +274,22 @@ def test_word_vectors(tmp_path, packed):
     assert source(tmp_path).embeddings() is None
 
 
+def test_a_single_number_has_no_spread(tmp_path):
+    (tmp_path / "glove.txt").write_text("cats 3\n")
+    vectors, _ = read_glove(tmp_path / "glove.txt", ["", "<unknown>", "cats", *"abcdefgh"])
+    assert vectors.isfinite().all()
+    assert vectors[2].item() == 3
+    assert len(vectors[3:].unique()) == 8
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
         ("cats 1 2\ndogs 1 2 3\n", "3 numbers instead of 2"),
         ("cats one two\n", "line 1: not a word and its numbers"),
         ("zebra 1 2\n", "none of the 2 words"),
+        ("cats 1 2\ndogs 1 nan\n", "line 2: a number that is not finite"),
+        ("cats 1 1e60\n", "line 1: a number that is not finite"),
         (None, "cannot be read"),
     ],
 )
@@ -300,6 +310,9 @@ def test_word_vectors_that_cannot_be_read(tmp_path, lines, said):
         ({"sentences": 0}, "data.sentences=0"),
         ({"vocabulary": 0}, "data.vocabulary=0"),
         ({"val_fraction": 1.0}, "data.val_fraction=1.0"),
+        ({"encoding": "klingon"}, "data.encoding=klingon: no text encoding"),
+        ({"encoding": "base64"}, "data.encoding=base64: no text encoding"),
+        ({"encoding": ""}, "data.encoding=: no text encoding"),
         ({"strip": "headers"}, "data.strip has no meaning for textfolder"),
         ({"per_class": 5}, "data.per_class has no meaning"),
         ({"tagger": "pattern", "language": "fr"}, "knows en and not 'fr'"),
@@ -330,6 +343,21 @@ def test_too_few_texts(tmp_path):
         data.loader("train", 8, device=CPU)
     with pytest.raises(UserError, match="unknown split 'dev'"):
         data.loader("dev", 8, device=CPU)
+
+
+@pytest.mark.parametrize("text", ["", "... !? --", "🙂 🙃"])
+def test_texts_without_a_word(tmp_path, text):
+    for file in folder_of_texts(tmp_path).rglob("train/*/*.txt"):
+        file.write_text(text, encoding="utf-8")
+    for _ in range(2):  # also from the cache
+        with pytest.raises(DataError, match="training texts of textfolder hold not a single word"):
+            source(tmp_path)
+
+
+def test_no_word_is_frequent_enough(tmp_path):
+    root = folder_of_texts(tmp_path)
+    with pytest.raises(DataError, match=r"no word occurs 9000 times .* use a smaller data\.min_count"):
+        source(root, min_count=9000)
 
 
 def test_one_table_for_all_splits(tmp_path):

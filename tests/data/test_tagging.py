@@ -149,6 +149,8 @@ def test_a_tagger_of_your_own(monkeypatch):
     mine.universal = lambda words: ["PROPN"] * len(words)
     mine.penn = lambda words: ["VBZ"] * len(words)
     mine.short = lambda words: ["NOUN"]
+    mine.silent = lambda words: None
+    mine.table = {"a": "NOUN"}
     monkeypatch.setitem(sys.modules, "my_taggers", mine)
     assert find_tagger("my_taggers:universal", "de")(["ein", "Haus"]) == [Tag.NOUN, Tag.NOUN]
     assert find_tagger("my_taggers:penn")(["is"]) == [Tag.VERB]
@@ -156,6 +158,10 @@ def test_a_tagger_of_your_own(monkeypatch):
         find_tagger("my_taggers:short")(["a", "b"])
     with pytest.raises(UserError, match="cannot be loaded"):
         find_tagger("my_taggers:nothing")
+    with pytest.raises(UserError, match="my_taggers:silent returned NoneType; expected a list"):
+        find_tagger("my_taggers:silent")(["a"])
+    with pytest.raises(UserError, match="my_taggers:table is no function but dict"):
+        find_tagger("my_taggers:table")
 
 
 def test_spacy_where_it_is(monkeypatch):
@@ -190,6 +196,8 @@ def test_spacy_where_it_is(monkeypatch):
         ("pattern", "de", r"knows en and not 'de'; use data.tagger=spacy:MODEL.*data.tagger=none"),
         ("patern", "en", "unknown tagger 'patern'"),
         ("no_such_module:tag", "en", "cannot be loaded"),
+        (":", "en", "cannot be loaded.*use module:function"),
+        (".a:b", "en", "cannot be loaded"),
     ],
 )
 def test_no_tagger(name, language, said):

@@ -386,6 +386,16 @@ def test_mistakes_stop_before_training(recipe, tmp_path, change, said):
     assert not (tmp_path / "run").exists()
 
 
+def test_one_class_is_nothing_to_tell_apart(recipe, tmp_path):
+    for i in range(20):
+        (tmp_path / "photos/cats").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (12 * i, 0, 0)).save(tmp_path / f"photos/cats/{i}.png")
+    data = f"data={{name: imagefolder, folder: {tmp_path / 'photos'}, size: 8}}"
+    with pytest.raises(UserError, match="=imagefolder has only the class 'cats'; at least two are needed"):
+        fit(recipe([data]), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_several_outputs_in_training(recipe):
     """Known only when it trains: evaluated, such a model has one output."""
     task = Classify(recipe(), build_source(recipe()))

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import foveal
 from foveal.cli import app
-from foveal.errors import UserError
-from foveal.recipe import load
+from foveal.errors import RunError, UserError
+from foveal.recipe import Relation, load
 from foveal.see.documents import DocumentSamples
 from foveal.tasks import evaluate, fit
 from foveal.tasks.document import Document
@@ -133,6 +133,30 @@ def test_a_run(run, root):
     assert not model.training
 
 
+@pytest.mark.parametrize("before", [False, True])
+def test_the_saved_recipe_holds_the_supervision(root, tmp_path, before):
+    """A run of the same command goes on, also one whose recipe was saved without it."""
+    short = {"train.epochs": 1}
+    fit(load(DEMO["fan_hatt_sup"], recipe(**short)), tmp_path / "run", data=root, progress=False)
+    saved = tmp_path / "run/recipe.yaml"
+    assert load(saved).loss.relation == Relation()
+    assert "relation:" in saved.read_text()
+    if before:
+        saved.write_text(load(saved, ["loss.relation=null"]).dump())
+        assert "relation:" not in saved.read_text()
+    (tmp_path / "run/result.json").unlink()
+    for plan in (load(DEMO["fan_hatt_sup"], recipe(**short)), load(saved)):
+        assert fit(plan, tmp_path / "run", data=root, progress=False)["epochs"] == 1
+    other = load(DEMO["fan_hatt_sup"], recipe(**short, **{"loss.relation.weight": 0.2}))
+    with pytest.raises(RunError, match="a run of another recipe"):
+        fit(other, tmp_path / "run", data=root, progress=False)
+
+
+def test_only_supervised_models_save_a_supervision(root, tmp_path):
+    fit(load(DEMO["hatt"], recipe(**{"train.epochs": 1})), tmp_path / "run", data=root, progress=False)
+    assert load(tmp_path / "run/recipe.yaml").loss.relation is None
+
+
 def test_supervision_raises_the_center_mass(root, tmp_path, run):
     plan = load(DEMO["fan_hatt_unsup"], recipe(**LONGER))
     without = fit(plan, tmp_path / "unsup", data=root, progress=False)
@@ -195,6 +219,7 @@ def test_asking_about_strange_texts(run, text):
     assert len(found.answers) == 2
     assert all(math.isfinite(p) for _, p in found.answers)
     assert found.picture is not None
+    assert (found.remark == "There is no word in this text.") == (not any(c.isalnum() for c in text))
 
 
 def test_asking_about_a_file(run, tmp_path):
@@ -204,8 +229,34 @@ def test_asking_about_a_file(run, tmp_path):
     assert predict(out, file).answers[0][0] == "dogs"
     assert text_file(str(file)) == file
     assert text_file("a\x00b") is None
+    assert text_file("Read or write letter.txt or a/b") is None
+    assert text_file("letters") is None
+    assert text_file("") is None
+    for missing in ("letter2.txt", "notes.MD", str(tmp_path / "none"), "letters/one"):
+        with pytest.raises(UserError, match=f"there is no file {missing}; give a text file"):
+            predict(out, missing)
+    with pytest.raises(UserError, match=f"{tmp_path} is a folder; give a text"):
+        predict(out, tmp_path)
     with pytest.raises(UserError, match="put quotes around it"):
         predict(out, "The", "old")
+
+
+def test_a_file_is_read_like_the_corpus(tmp_path):
+    """Latin-1, and without what was stripped in training."""
+    for split in ("train", "test"):
+        for kind, word in (("cats", "caf\xe9"), ("dogs", "bones")):
+            folder = tmp_path / f"20news-bydate/20news-bydate-{split}/{kind}"
+            folder.mkdir(parents=True)
+            for i in range(20):
+                (folder / str(i)).write_bytes(f"Subject: nothing\n\nThey love {word}.\n".encode("latin-1"))
+    data = "{name: 20news, strip: headers, tagger: none, min_count: 1, sentences: 4, words: 8}"
+    plan = load(DEMO["hatt"], recipe(**LONGER, data=data))
+    fit(plan, tmp_path / "run", data=tmp_path, progress=False)
+    file = tmp_path / "message"
+    file.write_bytes("Subject: bones bones bones\n\nThey love caf\xe9.\n".encode("latin-1"))
+    as_typed = predict(tmp_path / "run", "They love café.")
+    assert as_typed.answers[0][0] == "cats"
+    assert predict(tmp_path / "run", file).answers == as_typed.answers
 
 
 def test_the_command_line(run, tmp_path, monkeypatch):
@@ -215,6 +266,10 @@ def test_the_command_line(run, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert done.output.startswith("dogs")
     assert (tmp_path / "text-seen.png").is_file()
+    assert "no word" not in done.output
+    done = CliRunner().invoke(app, ["predict", str(out), ""])
+    assert done.exit_code == 0, done.output
+    assert "There is no word in this text." in done.output
 
 
 # Recipes ---------------------------------------------------------------------
@@ -271,6 +326,19 @@ def test_recipes_that_cannot_be_used(root, name, changes, said):
         task(root, name, **changes)
 
 
+def test_one_class_is_nothing_to_tell_apart(tmp_path):
+    (tmp_path / "texts/cats").mkdir(parents=True)
+    (tmp_path / "news").mkdir()
+    for i in range(30):
+        (tmp_path / f"texts/cats/{i}.txt").write_text("The old animals chase small mice.")
+    for name in ("train.csv", "test.csv"):
+        (tmp_path / "news" / name).write_text('"1","Mice","The old animals chase them."\n' * 30)
+    (tmp_path / "news/classes.txt").write_text("cats\n")
+    for name, folder in (("textfolder", "texts"), ("ag-news", "news")):
+        with pytest.raises(UserError, match=f"data.name={name} has only the class 'cats'; at least two are needed"):
+            task(tmp_path, "hatt", **{"data": f"{{name: {name}, folder: {folder}, tagger: none}}"})
+
+
 def test_other_tasks_and_data(root):
     plan = load("demo/hattnet", ["task=document"])
     with pytest.raises(UserError, match="task document needs labelled texts"):
@@ -294,8 +362,6 @@ def test_vectors_from_a_file(root, tmp_path):
 
 def test_damaged_samples_are_named(run, tmp_path):
     from safetensors.torch import save_file
-
-    from foveal.errors import RunError
 
     save_file({"words": torch.zeros(1, 1, 1)}, tmp_path / "samples.safetensors", {"answers": json.dumps(["a"])})
     with pytest.raises(RunError, match="holds no 'vocabulary'"):

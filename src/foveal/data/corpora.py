@@ -7,6 +7,7 @@ corpus need not fit into memory.
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 import zlib
 from collections import Counter
@@ -63,6 +64,8 @@ def check_classes(found: Sequence[str], answers: Sequence[str], where: Path) -> 
 
 
 # Folders ---------------------------------------------------------------------
+
+TEXT_ENDINGS = (".txt", ".text", ".md")
 
 
 def _folder_classes(folder: Path) -> list[str]:
@@ -121,7 +124,7 @@ def read_textfolder(folder: Path, encoding: str = "utf-8") -> Corpus:
     present = {split: folder / split for split in ("train", "val", "test") if (folder / split).is_dir()}
     if present and "train" not in present:
         raise DataError(f"{folder} has {' and '.join(present)} but no train folder")
-    return read_folders(present or {"train": folder}, encoding, (".txt", ".text", ".md"))
+    return read_folders(present or {"train": folder}, encoding, TEXT_ENDINGS)
 
 
 def read_imdb(folder: Path, encoding: str = "utf-8") -> Corpus:
@@ -133,21 +136,25 @@ def read_imdb(folder: Path, encoding: str = "utf-8") -> Corpus:
         if not (folder / split / "pos").is_dir() or not (folder / split / "neg").is_dir():
             raise DataError(f"{folder / split} lacks pos or neg; expected what aclImdb_v1.tar.gz unpacks")
     found = read_folders({s: folder / s for s in ("train", "test")}, encoding, (".txt",), ("neg", "pos"))
-    texts = {split: partial(_without_breaks, texts) for split, texts in found.splits.items()}
-    return Corpus(["negative", "positive"], texts, found.fingerprint)  # type: ignore[arg-type]
+    return Corpus(["negative", "positive"], found.splits, found.fingerprint)
 
 
-def _without_breaks(texts: Callable[[], Texts]) -> Texts:
-    for text, label in texts():
-        yield text.replace("<br />", "\n").replace("\\n", "\n"), label
+def without_breaks(text: str) -> str:
+    r"""A text with line breaks instead of their marks.
+
+    >>> without_breaks(r"Yes.<br />No.\nPerhaps.")
+    'Yes.\nNo.\nPerhaps.'
+    """
+    return text.replace("<br />", "\n").replace("\\n", "\n")
 
 
 # 20 Newsgroups -----------------------------------------------------------------
 
 STRIPPED = ("headers", "footers", "quotes")
+_HEADERS = re.compile(r"^(?:From|Subject): ", re.MULTILINE)
 
 
-def read_newsgroups(place: Path, encoding: str = "latin-1", strip: Sequence[str] = ()) -> Corpus:
+def read_newsgroups(place: Path, encoding: str = "latin-1") -> Corpus:
     """20 Newsgroups, split by date: ``20news-bydate.tar.gz``, or the two folders it unpacks to.
 
     Lang: "NewsWeeder: learning to filter netnews" (ICML 1995).
@@ -155,22 +162,14 @@ def read_newsgroups(place: Path, encoding: str = "latin-1", strip: Sequence[str]
     Args:
         place: the archive, or the folder that holds ``20news-bydate-train`` and ``20news-bydate-test``.
         encoding: of the texts.
-        strip: any of ``headers``, ``footers`` and ``quotes``, as in scikit-learn's ``fetch_20newsgroups(remove=...)``.
-            Without them accuracy is far lower and means more: headers name the newsgroup's regulars and their hosts.
     """
-    for name in strip:
-        if name not in STRIPPED:
-            raise unknown("part of a newsgroup text", name, STRIPPED)
     if place.is_dir():
         folders = {split: place / f"20news-bydate-{split}" for split in ("train", "test")}
         missing = [str(folder) for folder in folders.values() if not folder.is_dir()]
         if missing:
             raise DataError(f"{missing[0]} is missing; expected what 20news-bydate.tar.gz unpacks")
-        found = read_folders(folders, encoding)
-    else:
-        found = _read_newsgroups_archive(place, encoding)
-    texts = {split: partial(_stripped, texts, tuple(strip)) for split, texts in found.splits.items()}
-    return Corpus(found.answers, texts, found.fingerprint)  # type: ignore[arg-type]
+        return read_folders(folders, encoding)
+    return _read_newsgroups_archive(place, encoding)
 
 
 def _read_newsgroups_archive(archive: Path, encoding: str) -> Corpus:
@@ -184,9 +183,10 @@ def _read_newsgroups_archive(archive: Path, encoding: str) -> Corpus:
                     members[split].append((member.name, group))
     except (OSError, tarfile.TarError, EOFError, zlib.error) as error:
         raise DataError(f"{archive} cannot be read ({error}); get 20news-bydate.tar.gz again") from error
+    for split, found in members.items():
+        if not found:
+            raise DataError(f"{archive} has no 20news-bydate-{split}/GROUP/NUMBER; get the by-date archive")
     answers = sorted({group for _, group in members["train"]})
-    if not answers:
-        raise DataError(f"{archive} has no 20news-bydate-train/GROUP/NUMBER; get the by-date archive")
     check_classes([group for _, group in members["test"]], answers, archive)
     splits = {s: partial(_archive_texts, archive, f"20news-bydate-{s}", answers, encoding) for s in members}
     return Corpus(answers, splits, stamp([archive]))  # type: ignore[arg-type]
@@ -203,7 +203,15 @@ def _archive_texts(archive: Path, folder: str, answers: Sequence[str], encoding:
                 yield decoded(file.read(), encoding), answers.index(parts[-2])
 
 
-def _stripped(texts: Callable[[], Texts], strip: Sequence[str]) -> Texts:
+def without_parts(text: str, parts: Sequence[str]) -> str:
+    r"""A message without any of ``headers``, ``footers`` and ``quotes``, cut as by scikit-learn's ``remove``.
+
+    Without them accuracy is far lower and means more: headers name the newsgroup's regulars and their hosts. Headers
+    have a line ``From`` or ``Subject``, as every message of the corpus has; a text without keeps its first paragraph.
+
+    >>> without_parts("Subject: moon\n\nIt is round.", ["headers"]), without_parts("The moon.", ["headers"])
+    ('It is round.', 'The moon.')
+    """
     from sklearn.datasets import _twenty_newsgroups as scikit
 
     functions = {
@@ -211,7 +219,7 @@ def _stripped(texts: Callable[[], Texts], strip: Sequence[str]) -> Texts:
         "footers": scikit.strip_newsgroup_footer,
         "quotes": scikit.strip_newsgroup_quoting,
     }
-    for text, label in texts():
-        for name in STRIPPED:  # in scikit-learn's order
-            text = functions[name](text) if name in strip else text
-        yield text, label
+    for name in STRIPPED:  # in scikit-learn's order
+        if name in parts and (name != "headers" or _HEADERS.search(text.partition("\n\n")[0])):
+            text = functions[name](text)
+    return text

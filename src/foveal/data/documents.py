@@ -6,7 +6,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -19,10 +19,10 @@ from torch import Tensor
 from foveal.data._random import uniform
 from foveal.data.batches import EpochBatches, epoch_seed
 from foveal.data.cache import cached_folder
-from foveal.data.corpora import Corpus, Texts
-from foveal.data.encode import Array, Form, encode, read_split, read_vocabulary
+from foveal.data.corpora import STRIPPED, Corpus, Texts, decoded
+from foveal.data.encode import SPECIAL, Array, Form, encode, read_split, read_vocabulary
 from foveal.data.glove import read_glove
-from foveal.errors import DataError, UserError
+from foveal.errors import DataError, UserError, unknown
 
 SPLITS = ("train", "val", "test")
 VERSION = 1  # of splitting and numbering; part of the cache key
@@ -83,6 +83,16 @@ class TextOptions:
         for name in ("val_fraction", "test_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"data.{name}={getattr(self, name)}: expected at least 0 and below 1")
+        for name in self.strip.split():
+            if name not in STRIPPED:
+                raise unknown("part of a newsgroup text", name, STRIPPED)
+        if self.encoding is not None:
+            try:
+                b"x".decode(self.encoding, errors="replace")
+            except (LookupError, ValueError) as error:
+                raise UserError(
+                    f"data.encoding={self.encoding}: no text encoding of that name; use one such as utf-8 or latin-1"
+                ) from error
 
     @property
     def form(self) -> Form:
@@ -92,23 +102,43 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How one corpus is read.
+    """How the texts of one corpus are read, and new ones like them.
 
     Attributes:
         name: of the dataset.
         title: as people call it.
-        read: ``read(place, options)``; the place is None for an embedded corpus.
+        read: ``read(place, options, encoding)``, texts as they are in the files; an embedded corpus has no place.
         places: where it may be, below the data folder.
         how: where to get it.
         only: options that belong to this corpus alone.
+        encoding: of the files, unless the options say otherwise.
+        clean: ``clean(text, options)`` makes of a text in the files what is to be learnt from.
     """
 
     name: str
     title: str
-    read: Callable[[Path, TextOptions], Corpus]
+    read: Callable[[Path, TextOptions, str], Corpus]
     places: tuple[str, ...] = ()
     how: str = ""
     only: tuple[str, ...] = ()
+    encoding: str = "utf-8"
+    clean: Callable[[str, TextOptions], str] = lambda text, _: text
+
+    def corpus(self, place: Path, options: TextOptions) -> Corpus:
+        """The whole corpus, its texts cleaned."""
+        found = self.read(place, options, options.encoding or self.encoding)
+        return replace(
+            found, splits={split: partial(self._cleaned, texts, options) for split, texts in found.splits.items()}
+        )
+
+    def _cleaned(self, texts: Callable[[], Texts], options: TextOptions) -> Texts:
+        return ((self.clean(text, options), label) for text, label in texts())
+
+    def text(self, given: str | bytes, options: TextOptions) -> str:
+        """A new text, or the content of a file, as the corpus has its own."""
+        if isinstance(given, bytes):
+            given = decoded(given, options.encoding or self.encoding)
+        return self.clean(given, options)
 
 
 _SPECIAL = ("strip", "per_class", "text", "label")
@@ -130,7 +160,7 @@ class DocumentData:
         for name in _SPECIAL:
             if name not in form.only and getattr(options, name) != getattr(TextOptions, name):
                 raise UserError(f"data.{name} has no meaning for {form.name}; leave it out")
-        corpus = form.read(self._place(), options)
+        corpus = form.corpus(self._place(), options)
         self.answers = corpus.answers
         self._splits, self.vocabulary = self._encoded(corpus)
         self._held: dict[tuple[str, str], dict[str, Tensor]] = {}
@@ -182,6 +212,7 @@ class DocumentData:
                     found = {split: read_split(folder, split) for split in splits}
                     words = read_vocabulary(folder)
                     _check(found, len(words), len(self.answers))
+                    self._check_words(found["train"], words)
                     return {split: self._in_memory(arrays) for split, arrays in found.items()}, words
                 except DataError:
                     raise
@@ -191,6 +222,17 @@ class DocumentData:
                     warnings.warn(f"{folder} is damaged ({error}); making it again", stacklevel=4)
                     shutil.rmtree(folder, ignore_errors=True)
         raise AssertionError("the loop returns or raises")
+
+    def _check_words(self, train: dict[str, Array], vocabulary: list[str]) -> None:
+        """Complain of texts from which nothing can be learnt."""
+        if len(vocabulary) > len(SPECIAL):
+            return
+        if not np.any(train["words"]):
+            raise DataError(f"the training texts of {self.name} hold not a single word; is data.encoding right?")
+        raise DataError(
+            f"no word occurs {self.options.min_count} times in the training texts of {self.name}; use a smaller "
+            "data.min_count"
+        )
 
     def _in_memory(self, arrays: dict[str, Array]) -> dict[str, Array]:
         """Arrays that are read from disk once, unless they are to be streamed."""

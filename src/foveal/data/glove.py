@@ -16,6 +16,8 @@ from torch import Tensor
 
 from foveal.errors import DataError
 
+SPREAD = 0.1  # of random vectors where the file gives a single number, which has none
+
 
 def read_glove(path: Path, vocabulary: Sequence[str]) -> tuple[Tensor, int]:
     """Vectors of the words of a vocabulary.
@@ -37,11 +39,14 @@ def read_glove(path: Path, vocabulary: Sequence[str]) -> tuple[Tensor, int]:
                 word, _, rest = line.rstrip().partition(" ")
                 if word not in place:
                     continue
-                vector = np.array(rest.split(" "), dtype=np.float32)
+                with np.errstate(over="ignore"):  # what is too large is refused below
+                    vector = np.array(rest.split(" "), dtype=np.float32)
                 if size not in (None, len(vector)):
                     raise DataError(
                         f"{path}, line {number}: {len(vector)} numbers instead of {size}; get the file again"
                     )
+                if not np.isfinite(vector).all():
+                    raise DataError(f"{path}, line {number}: a number that is not finite; get the file again")
                 size, found[place[word]] = len(vector), vector
     except (OSError, EOFError) as error:
         raise DataError(
@@ -56,7 +61,8 @@ def read_glove(path: Path, vocabulary: Sequence[str]) -> tuple[Tensor, int]:
         raise DataError(f"{path} has none of the {len(place):,} words; expected lines of a word and its numbers")
     known = torch.from_numpy(np.stack(list(found.values())))
     generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(len(vocabulary), known.shape[1], generator=generator) * known.std() + known.mean()
+    spread = known.std() if known.numel() > 1 else SPREAD
+    vectors = torch.randn(len(vocabulary), known.shape[1], generator=generator) * spread + known.mean()
     vectors[list(found)] = known
     vectors[0] = 0
     return vectors, len(found)

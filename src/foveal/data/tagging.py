@@ -8,7 +8,7 @@ name. ``foveal bench tagger`` measures what they are worth.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -121,11 +121,19 @@ def _spacy(model: str) -> Tagger:
 def _named(module: str, function: str) -> Tagger:
     try:
         given = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the tagger {module}:{function} cannot be loaded: {error}") from error
+    except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two of names such as "" and ".a"
+        raise UserError(f"the tagger {module}:{function} cannot be loaded: {error}; use module:function") from error
+    if not callable(given):
+        raise UserError(f"the tagger {module}:{function} is no function but {type(given).__name__}")
 
     def tag(tokens: Sequence[str]) -> list[Tag]:
-        names = list(given(list(tokens)))
+        found = given(list(tokens))
+        if not isinstance(found, Iterable):
+            raise UserError(
+                f"the tagger {module}:{function} returned {type(found).__name__}; expected a list of as many tags as "
+                "tokens"
+            )
+        names = list(found)
         if len(names) != len(tokens):
             raise UserError(
                 f"the tagger {module}:{function} returned {len(names)} tags for {len(tokens)} tokens; expected one each"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from foveal.errors import DataError, UserError
 
 def _rows(file: Path, encoding: str) -> Iterator[list[str]]:
     before = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # a byte order mark is no part of the first field
     try:
         with open(file, newline="", encoding=encoding, errors="replace") as lines:
             yield from csv.reader(lines)
@@ -42,7 +45,7 @@ def read_numbered_csv(
         seed: of that draw.
     """
     try:
-        answers = [line.strip() for line in (folder / "classes.txt").read_text(encoding="utf-8").splitlines()]
+        answers = [line.strip() for line in (folder / "classes.txt").read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{folder / 'classes.txt'} cannot be read ({error}); it names one class a line") from error
     answers = [name for name in answers if name]
@@ -54,15 +57,18 @@ def read_numbered_csv(
 
 
 def _numbered(file: Path, columns: int, classes: int, encoding: str) -> Texts:
+    empty = True
     for number, row in enumerate(_rows(file, encoding), 1):
         if not row:
             continue
         if len(row) != columns:
             raise DataError(f"{file}, row {number}: {len(row)} columns instead of {columns}")
-        if not row[0].isdigit() or not 1 <= int(row[0]) <= classes:
+        if not row[0].isdecimal() or not 1 <= int(row[0]) <= classes:
             raise DataError(f"{file}, row {number}: class {row[0]!r}, expected a number from 1 to {classes}")
-        text = "\n\n".join(part for part in row[1:] if part)
-        yield text.replace("\\n", "\n").replace("<br />", "\n"), int(row[0]) - 1
+        empty = False
+        yield "\n\n".join(part for part in row[1:] if part), int(row[0]) - 1
+    if empty:
+        raise DataError(f"{file} holds no rows")
 
 
 def read_csv(
@@ -97,17 +103,23 @@ def read_csv(
 
 def _named(file: Path, columns: Sequence[str], label: str, encoding: str) -> Iterator[tuple[str, str]]:
     rows = _rows(file, encoding)
-    header = [name.strip().lstrip("\ufeff") for name in next(rows, [])]
+    header = [name.strip() for name in next(rows, [])]
     for name in (*columns, label):
         if name not in header:
             raise DataError(f"{file} has no column {name!r}; its columns are {', '.join(map(repr, header)) or 'none'}")
+    empty = True
     places, at = [header.index(name) for name in columns], header.index(label)
     for number, row in enumerate(rows, 2):
         if not row:
             continue
         if len(row) != len(header):
             raise DataError(f"{file}, row {number}: {len(row)} columns instead of {len(header)}")
+        if not row[at].strip():
+            raise DataError(f"{file}, row {number}: the column {label!r} is empty; give it a class or leave it out")
+        empty = False
         yield "\n\n".join(row[place] for place in places), row[at].strip()
+    if empty:
+        raise DataError(f"{file} holds no rows below its header")
 
 
 def _named_texts(file: Path, columns: Sequence[str], label: str, encoding: str, answers: Sequence[str]) -> Texts:

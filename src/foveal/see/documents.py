@@ -27,6 +27,8 @@ from foveal.see.svg import colour, slots
 from foveal.see.words import highlight, ring_svg, text_html, wrapped
 from foveal.see.words import words as draw_words
 
+NO_WORD = "There is no word in this text."
+
 Words = list[list[str]]
 """A document: sentences of words."""
 
@@ -194,7 +196,7 @@ def _text(samples: DocumentSamples, k: int, size: int, title: str) -> Image.Imag
     draw.text((margin, margin + 24 * FINE), shortened(below, small, FINE * size - 2 * margin), MUTED, small)
     top = margin + head
     if not rows:
-        draw.text((margin, top), "There is no word in this text.", MUTED, face)
+        draw.text((margin, top), NO_WORD, MUTED, face)
     for share, row, strength in zip(shares, rows, strengths, strict=True):
         long = round(bar * share)
         if long:

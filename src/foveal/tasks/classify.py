@@ -24,7 +24,7 @@ from foveal.models.weights import start_from
 from foveal.recipe import Recipe
 from foveal.see.class_maps import top_classes
 from foveal.tasks.criterion import ClassAttention, Criterion
-from foveal.tasks.task import Task, answer_loss, find_checkpoint, pixels
+from foveal.tasks.task import Task, answer_loss, count_classes, find_checkpoint, pixels
 
 SHOWN = 9  # gates in a picture
 
@@ -138,7 +138,7 @@ class Classify(Task):
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, ImageData):
             raise UserError(f"task classify needs labelled images; for data.name={source.name} use task=refer")
-        classes = len(source.answers)
+        classes = count_classes(source)
         if model is None:
             model = build_classifier(recipe, classes, source.size, root=source.root)
         if source.multilabel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from foveal.models.registry import accepts
 from foveal.recipe import Recipe, Relation
 from foveal.see.documents import DocumentSamples
 from foveal.supervise import center_mass_loss, word_pairs
-from foveal.tasks.task import SAMPLES, Task, answer_loss
+from foveal.tasks.task import SAMPLES, Task, answer_loss, count_classes
 
 
 def build_document_net(recipe: Recipe, vocabulary: int, classes: int) -> DocumentNet:
@@ -52,13 +53,15 @@ class Document(Task):
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, DocumentData):
             raise UserError(f"task document needs labelled texts; data.name={source.name} has none")
-        classes = len(source.answers)
+        classes = count_classes(source)
         if model is None:
             model = build_document_net(recipe, len(source.vocabulary), classes)
             vectors = source.embeddings()
             if vectors is not None:
                 model.set_vectors(vectors)
         super().__init__(recipe, source, model, "accuracy", lambda: MulticlassAccuracy(classes, average="micro"))
+        if self.model.supervised and recipe.loss.relation is None:  # the run folder shall have it
+            self.recipe = recipe = replace(recipe, loss=replace(recipe.loss, relation=Relation()))
         self.relation = recipe.loss.relation or Relation()
         self.form = source.options.form
         tagged = self.form.tagger != "none" or self.relation.target == "different_word"

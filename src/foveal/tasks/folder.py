@@ -28,7 +28,7 @@ from torch import Tensor
 
 from foveal.errors import RunError
 from foveal.files import write_text, writing
-from foveal.recipe import Recipe, load
+from foveal.recipe import Recipe, Relation, load
 
 try:
     import fcntl
@@ -162,8 +162,13 @@ def open_run(recipe: Recipe, out: Path) -> Iterator[None]:
 
 def check_recipe(recipe: Recipe, out: Path) -> None:
     """Complain if ``out`` holds a run of another recipe; how the recipe was named is no matter."""
-    if (out / "recipe.yaml").exists() and replace(load_run(out), name=recipe.name) != recipe:
+    if (out / "recipe.yaml").exists() and _comparable(load_run(out)) != _comparable(recipe):
         raise RunError(f"{out} holds a run of another recipe; choose another --out or remove that folder")
+
+
+def _comparable(recipe: Recipe) -> Recipe:
+    """Without its name, and with what a task fills in: a saved recipe has it, the one it was made of may not."""
+    return replace(recipe, name="", loss=replace(recipe.loss, relation=recipe.loss.relation or Relation()))
 
 
 def load_run(out: Path) -> Recipe:

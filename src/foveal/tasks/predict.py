@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,29 +16,33 @@ from torch import Tensor, nn
 from foveal import measure
 from foveal.attention.record import watch
 from foveal.data.augment import view
-from foveal.data.corpora import decoded
+from foveal.data.corpora import TEXT_ENDINGS
+from foveal.data.documents import TextOptions
 from foveal.data.pictures import read_image
+from foveal.data.texts import text_format
 from foveal.errors import UserError, unknown
 from foveal.models.document import DocumentNet
 from foveal.recipe import Recipe
 from foveal.see import Samples, class_maps, gates, top_classes
-from foveal.see.documents import document
+from foveal.see.documents import NO_WORD, document
 from foveal.tasks.classify import looking, maps, normalised
 from foveal.tasks.document import read_text
 from foveal.tasks.folder import load_run
 from foveal.tasks.run import load_model
 from foveal.tasks.task import answers, pixels
+from foveal.typed import parse
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Answers with their probabilities, most probable first, and a picture of where the model looked.
 
-    The picture is None for a model that has no attention over positions.
+    The picture is None for a model that has no attention over positions. The remark is what else there is to say.
     """
 
     answers: list[tuple[str, float]]
     picture: Image.Image | None
+    remark: str = ""
 
 
 def predict(run: str | Path, image: str | Path, query: str | None = None) -> Prediction:
@@ -82,27 +87,44 @@ def _class_maps(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, samp
 
 def _read(model: nn.Module, about: Mapping[str, Any], recipe: Recipe, text: str) -> Prediction:
     assert isinstance(model, DocumentNet)
-    file = text_file(text)
-    try:
-        content = text if file is None else decoded(file.read_bytes(), recipe.data.get("encoding") or "utf-8")
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    samples = read_text(model, about, content)
+    samples = read_text(model, about, as_in_training(recipe, text))
     order = samples.probability[0].argsort(descending=True).tolist()
     named = [(about["answers"][i], float(samples.probability[0, i])) for i in order]
-    return Prediction(named, document(samples, title=recipe.title))
+    remark = "" if samples.texts[0] else NO_WORD
+    return Prediction(named, document(samples, title=recipe.title), remark)
+
+
+def as_in_training(recipe: Recipe, given: str) -> str:
+    """A text, or the content of a text file, decoded and cleaned like those that a run of ``recipe`` learnt from."""
+    file = text_file(given)
+    known = {field.name for field in fields(TextOptions)}
+    options = parse(TextOptions, {k: v for k, v in recipe.data.items() if k in known}, "data")
+    try:
+        return text_format(recipe.data["name"]).text(given if file is None else file.read_bytes(), options)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def text_file(given: str) -> Path | None:
     """The file that ``given`` names, or None if it is a text itself.
 
+    A folder is neither, nor is a single word that looks like a file and is none.
+
     >>> text_file("To be, or not to be." * 100) is None
     True
     """
+    if not given:
+        return None
     try:
-        return Path(given) if Path(given).is_file() else None
+        folder, exists = Path(given).is_dir(), Path(given).exists()
     except (OSError, ValueError):  # too long for a name, or with characters that no name has
         return None
+    if folder:
+        raise UserError(f"{given} is a folder; give a text, or one text file")
+    named = given.lower().endswith(TEXT_ENDINGS) or any(sep in given for sep in (os.sep, os.altsep) if sep)
+    if not exists and named and not any(letter.isspace() for letter in given):
+        raise UserError(f"there is no file {given}; give a text file, or a text of more than one word")
+    return Path(given) if exists else None
 
 
 def _few(names: list[str]) -> str:

@@ -17,7 +17,7 @@ from foveal.errors import UserError
 from foveal.models import create_model
 from foveal.models.registry import accepts
 from foveal.recipe import Recipe
-from foveal.tasks.task import Task, answer_loss, find_checkpoint, pixels
+from foveal.tasks.task import Task, answer_loss, count_classes, find_checkpoint, pixels
 
 
 def build_model(
@@ -56,7 +56,7 @@ class Refer(Task):
             raise UserError(
                 f"task refer asks about one object of an image; for data.name={source.name} use task=classify"
             )
-        classes = len(source.answers)
+        classes = count_classes(source)
         if model is None:
             model = build_model(recipe, len(source.queries), classes, root=getattr(source, "root", None))
             if getattr(model, "prior", None) is not None and hasattr(source, "prior"):

@@ -157,6 +157,7 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
     task = TASKS[recipe.task](recipe, source)
+    recipe = task.recipe  # with what the task has filled in
     callbacks: list[L.Callback] = [LossGuard(), StepTimer(), Journal(out / "metrics.jsonl")]
     if progress:
         callbacks.append(ProgressLine(f"{source.name} {recipe.title}", task.score))

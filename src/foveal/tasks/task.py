@@ -16,7 +16,7 @@ from torchmetrics import MeanMetric, Metric
 
 from foveal.attention.insertion import reattach
 from foveal.data import Source
-from foveal.errors import UserError
+from foveal.errors import DataError, UserError
 from foveal.recipe import Loss, Recipe
 from foveal.tasks.schedule import optimiser, rate
 
@@ -34,6 +34,7 @@ class Task(L.LightningModule):
         metric: makes the metric that computes it.
 
     Attributes:
+        recipe: with what the task fills in where the given one leaves it open.
         score: under which name the validation score is logged.
         samples: tensors of a few test samples by name, for pictures.
         sites: names of the gates whose maps are among them.
@@ -125,6 +126,15 @@ def synchronised(model: nn.Module) -> nn.Module:
     model = convert_sync_batchnorm(model)  # timm's own knows its norms with an activation inside, torch's does not
     reattach(model)
     return model
+
+
+def count_classes(source: Source) -> int:
+    """How many answers a dataset has; complains if there is nothing to choose from."""
+    count = len(source.answers)
+    if count < 2 and not source.multilabel:
+        named = f"only the class {source.answers[0]!r}" if count else "no class"
+        raise DataError(f"data.name={source.name} has {named}; at least two are needed to tell apart")
+    return count
 
 
 def answers(logits: Tensor, multilabel: bool) -> tuple[Tensor, Tensor]:
