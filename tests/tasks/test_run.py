@@ -18,7 +18,7 @@ from foveal.files import writing
 from foveal.recipe import load
 from foveal.tasks import evaluate, fit, folder, run
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import SafeCheckpointIO
+from foveal.tasks.folder import SafeCheckpointIO, read_tensors
 from foveal.tasks.refer import Refer
 from foveal.tasks.run import build_source, load_model
 
@@ -352,6 +352,46 @@ def test_damaged_checkpoint(recipe, tmp_path):
     (tmp_path / "run" / "last.ckpt").write_bytes(b"nonsense")
     with pytest.raises(RunError, match=r"last\.ckpt is damaged"):
         fit(recipe, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"nonsense")])
+def test_weights_of_a_finished_run_are_written_again(recipe, tmp_path, damage):
+    out = tmp_path / "run"
+    result = fit(recipe, out, progress=False)
+    path, checkpoint = out / "weights.safetensors", (out / "last.ckpt").stat().st_mtime_ns
+    kept = out / "kept.safetensors"
+    kept.write_bytes(path.read_bytes())
+    damage(path)
+    with pytest.raises(RunError, match=f"foveal train {out}"):
+        load_model(out)
+    assert fit(recipe, out, progress=False)["metrics"] == pytest.approx(result["metrics"])
+    (again, about), (before, said) = read_tensors(path), read_tensors(kept)
+    assert_same(again, before)
+    assert about == said
+    assert (out / "last.ckpt").stat().st_mtime_ns == checkpoint
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_without_its_best_checkpoint_a_run_says_what_starts_it_again(recipe, tmp_path, finished, damaged):
+    out = tmp_path / "a run"
+    fit(recipe, out, progress=False)
+    (out / "weights.safetensors").unlink()
+    if not finished:
+        (out / "result.json").unlink()
+    if damaged:
+        (out / "best.ckpt").write_bytes(b"nonsense")
+    else:
+        (out / "best.ckpt").unlink()
+    with pytest.raises(RunError, match=r"best\.ckpt is (damaged \(\w+\)|missing);") as caught:
+        fit(recipe, out, progress=False)
+    said = str(caught.value)
+    assert ("is damaged" in said) == damaged
+    remove, _, train = said.partition("beginning: ")[2].partition("; ")
+    subprocess.run(remove, shell=True, check=True)
+    assert train == f"foveal train '{out}'"
+    assert fit(recipe, out, progress=False)["epochs"] == 3
+    load_model(out)
 
 
 def test_writing_replaces_all_or_nothing(tmp_path):

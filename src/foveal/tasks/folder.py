@@ -93,9 +93,12 @@ class SafeCheckpointIO(TorchCheckpointIO):
         try:
             return torch.load(path, map_location=map_location, weights_only=True)
         except Exception as error:
-            raise RunError(
-                f"{path} is damaged ({type(error).__name__}); delete it to start from the beginning"
-            ) from error
+            missing = isinstance(error, FileNotFoundError)
+            problem = "missing" if missing else f"damaged ({type(error).__name__})"
+            stale = [p for n in ("last.ckpt", "best.ckpt", "result.json") if (p := Path(path).with_name(n)).exists()]
+            delete = f"rm {' '.join(map(quoted, stale))}; " if stale else ""
+            again = f"to start from the beginning: {delete}foveal train {quoted(Path(path).parent)}"
+            raise RunError(f"{path} is {problem}; {again}") from error
 
 
 def environment() -> dict[str, Any]:

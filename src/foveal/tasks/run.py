@@ -138,7 +138,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
 
     A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
-    again. Whatever can be wrong with the recipe or the data is found before training starts.
+    again, but weights that are missing or damaged are written again from its checkpoint. Whatever can be wrong with
+    the recipe or the data is found before training starts.
 
     Args:
         recipe: what to train.
@@ -153,6 +154,7 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     out = Path(out)
     check_recipe(recipe, out)
     if (out / "result.json").exists():
+        _mend(recipe, out, data)
         return read_result(out)
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
@@ -168,6 +170,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     trainer = _trainer(recipe, out, callbacks)
     last = out / "last.ckpt"
     with open_run(recipe, out) if not _follower() else contextlib.nullcontext(), _stoppable(out):
+        if last.exists():
+            _chosen(recipe, out)  # without it, the last epoch would be trained for nothing
         trainer.fit(task, datamodule=Feed(source, recipe), ckpt_path=last if last.exists() else None)
         if trainer.is_global_zero:
             _export(task, out)
@@ -197,9 +201,25 @@ def _stoppable(out: Path) -> Iterator[None]:
         raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {quoted(out)}") from stop
 
 
+def _mend(recipe: Recipe, out: Path, data: str | Path | None) -> None:
+    """Write the weights of a finished run again if they are missing or damaged."""
+    try:
+        read_tensors(out / "weights.safetensors")
+    except RunError:
+        if not _follower():
+            _chosen(recipe, out)  # a missing checkpoint is no matter of the data
+            with open_run(recipe, out):
+                _export(TASKS[recipe.task](recipe, build_source(recipe, data)), out)
+
+
+def _chosen(recipe: Recipe, out: Path) -> dict[str, torch.Tensor]:
+    """State of the epoch to be tested."""
+    return SafeCheckpointIO().load_checkpoint(out / f"{recipe.train.select}.ckpt", "cpu")["state_dict"]
+
+
 def _export(task: Task, out: Path) -> None:
     """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
-    chosen = SafeCheckpointIO().load_checkpoint(out / f"{task.recipe.train.select}.ckpt", "cpu")["state_dict"]
+    chosen = _chosen(task.recipe, out)
     weights = {k.removeprefix("model."): v for k, v in chosen.items() if k.startswith("model.")}
     write_tensors(out / "weights.safetensors", weights, task.about())
 
