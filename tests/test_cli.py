@@ -9,6 +9,7 @@ from PIL import Image
 from tiny import write_recipe
 
 from foveal import cli
+from foveal.errors import UserError
 from foveal.recipe import load
 from foveal.tasks import fit
 from foveal.tasks.reproduce import cells
@@ -138,6 +139,27 @@ def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, ca
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     assert [(row["recipe"], row["run_seeds"]) for row in rows] == [(cell.recipe.name, "0")]
     assert [path.parent for path in tmp_path.rglob("result.json")] == [cell.out]
+
+
+def test_a_table_without_its_data_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("FOVEAL_DATA", raising=False)
+    status, out, err = call(monkeypatch, capsys, "reproduce", "hattnet/table1", "--out", tmp_path)
+    assert status == 2
+    assert out == "hattnet/table1: 15 runs, 0 finished before\n"
+    assert "needs the official MNIST files" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("problem", "status"), [(UserError("mistake"), 2), (ValueError("bug"), 1)])
+def test_runs_that_fail_by_a_mistake_are_status_2(monkeypatch, capsys, tmp_path, problem, status):
+    def fit(*args, **options):
+        raise problem if "soft" in str(args) else UserError("mistake")
+
+    monkeypatch.setattr("foveal.tasks.reproduce.fit", fit)
+    found, _, err = call(monkeypatch, capsys, "demo", "--jobs", 1, "--out", tmp_path)
+    assert found == status
+    assert "5 run(s) failed; the first: demo/" in err
 
 
 @pytest.mark.parametrize(

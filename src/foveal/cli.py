@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.table import Table
 
 from foveal import __version__
 from foveal.errors import InterruptedRunError, TrainingError, UserError, unknown
+
+if TYPE_CHECKING:
+    from foveal.tasks.reproduce import Failure
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -219,7 +223,8 @@ def reproduce(
     for row in rows:
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
         shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
-    console.print(shown)
+    if rows:
+        console.print(shown)
     if csv is not None and rows:
         write_csv(csv, rows)
         _say_written("Rows", csv)
@@ -342,11 +347,10 @@ def _say_written(what: str, path: Path) -> None:
     _say(f"{what}: {path.resolve()}")
 
 
-def _fail(failures: list[str]) -> None:
+def _fail(failures: Sequence[Failure]) -> None:
     if failures:
-        raise TrainingError(
-            f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest"
-        )
+        kind = UserError if all(isinstance(failure.error, UserError) for failure in failures) else TrainingError
+        raise kind(f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest")
 
 
 def _stop(message: str, status: int) -> NoReturn:
