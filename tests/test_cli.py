@@ -128,6 +128,7 @@ def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, ca
     cell = cells("hattnet/table1", 1, tmp_path)[3]
     cell.out.mkdir(parents=True)
     result = {"metrics": {"accuracy": 0.4321}, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": False}
+    result |= {"title": "T", "dataset": "D", "data": "digits"}
     (cell.out / "result.json").write_text(json.dumps(result))
     (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
     monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")

@@ -135,6 +135,7 @@ def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
         cell.out.mkdir()
         metrics = {"accuracy": accuracy, "true_positive_strength": 0.1}
         result = {"metrics": metrics, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": True}
+        result |= {"title": "T", "dataset": "D", "data": "digits"}
         (cell.out / "result.json").write_text(json.dumps(result))
         (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
     rows = summarise(todo)

@@ -394,6 +394,18 @@ def test_without_its_best_checkpoint_a_run_says_what_starts_it_again(recipe, tmp
     load_model(out)
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\xff", b'{"metrics": 3}'])
+def test_a_damaged_result_is_written_again_by_a_test(recipe, tmp_path, content):
+    recipe.train.epochs = 1
+    out = tmp_path / "run"
+    result = fit(recipe, out, progress=False)
+    (out / "result.json").write_bytes(content)
+    with pytest.raises(RunError, match=rf"result\.json is damaged \(.+\); `foveal test {out}` writes it again"):
+        fit(recipe, out, progress=False)
+    evaluate(out)
+    assert fit(recipe, out, progress=False)["metrics"] == pytest.approx(result["metrics"])
+
+
 def test_writing_replaces_all_or_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
@@ -435,7 +447,9 @@ def test_early_stopping(recipe, tmp_path):
         ("data.triples=[1,2]", "data.triples: expected a list of 3"),
         ("data.digits=mnist", "FOVEAL_DATA"),
         ("train.devices=0", "train:"),
+        ("train.devices=-1", "train:"),
         ("train.accelerator=abacus", "train:"),
+        ("loss.label_smoothing=2", "loss.label_smoothing: expected at most 1, got 2"),
         ("model.dropout=2", "model hattnet: dropout probability"),
         ("model.stages=0", "expected at least 1"),
         ("model.stages=9", "too small for 9 stages"),

@@ -42,6 +42,7 @@ TASKS: dict[str, type[Refer] | type[Classify] | type[Document]] = {
     "classify": Classify,
     "document": Document,
 }
+EXPECTED = ("title", "dataset", "embedded", "data", "parameters", "epochs", "seconds", "metrics")  # in result.json
 
 
 class Feed(L.LightningDataModule):
@@ -116,7 +117,7 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Traine
     torch.set_float32_matmul_precision("high")
     try:
         return L.Trainer(**settings)
-    except (ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+    except (TypeError, ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError(f"train: {' '.join(str(error).split())}") from error
 
 
@@ -282,10 +283,14 @@ def read_result(out: Path) -> dict[str, Any]:
     import json
 
     try:
-        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        lost = [key for key in EXPECTED if key not in result] if isinstance(result, dict) else EXPECTED
+        if lost or not isinstance(result["metrics"], dict):
+            raise ValueError(f"it holds no {(*lost, 'metrics')[0]}")
     except FileNotFoundError as error:
         raise RunError(f"{out} has no result yet; `foveal train {quoted(out)}` finishes it") from error
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError too: neither JSON nor UTF-8
         raise RunError(
             f"{out / 'result.json'} is damaged ({error}); `foveal test {quoted(out)}` writes it again"
         ) from error
+    return result
