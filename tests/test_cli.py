@@ -195,6 +195,7 @@ def test_mistakes_are_one_line_and_status_2(monkeypatch, capsys, words, said):
         ("broken.jpg", "3", "cannot be read as an image"),
         ("empty.png", "3", "cannot be read as an image"),
         ("good.png", "11", "unknown query '11'"),
+        ("good.png", "-1", "unknown query '-1'; did you mean '1'"),
         ("good.png", "three", "unknown query 'three'; known: 0, 1, 2"),
     ],
 )
@@ -206,6 +207,7 @@ def test_predict_mistakes(monkeypatch, capsys, run, tmp_path, image, query, said
     status, _, err = call(monkeypatch, capsys, "predict", run, tmp_path / image, query, "--out", tmp_path / "x.png")
     assert status == 2
     assert said in err
+    assert err.count("\n") == 1
     assert not (tmp_path / "x.png").exists()
 
 

@@ -151,7 +151,7 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
         _show_result(result, run)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a query, if a wrong one
 def predict(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
     image: Annotated[str, typer.Argument(help="An image file; for a run on texts a text or a text file.")],
