@@ -2,6 +2,7 @@ import csv
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -216,6 +217,24 @@ def test_unfinished_run(monkeypatch, capsys, run, tmp_path):
     status, _, err = call(monkeypatch, capsys, "test", tmp_path)
     assert status == 2
     assert "is the run finished?" in err
+
+
+def test_testing_a_run_that_cannot_be_written_shows_the_result(monkeypatch, capsys, run):
+    plain = tempfile.mkstemp
+
+    def mkstemp(*args, **options):
+        if options.get("dir") == run:
+            raise PermissionError(13, "Permission denied")
+        return plain(*args, **options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    status, out, err = call(monkeypatch, capsys, "test", run)
+    assert status == 2
+    assert "true_positive_strength" in out
+    assert "Everything is in" not in out
+    assert err.count("\n") == 1
+    assert "samples.safetensors: Permission denied" in err
+    assert err.endswith(f"make the folder writable, then test again with: foveal test {run}\n")
 
 
 def test_weights_that_do_not_fit(monkeypatch, capsys, run, tmp_path):

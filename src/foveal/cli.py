@@ -138,7 +138,8 @@ def train(
     if finished:
         _say(f"{out} is finished already; its result:")
     if _leader():
-        _show_result(result, out)
+        _show_result(result)
+        _show_place(out)
 
 
 @app.command("test")
@@ -146,9 +147,9 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
     """Test a finished run again."""
     from foveal.tasks import run as runs
 
-    result = runs.evaluate(run, data=data)
+    runs.evaluate(run, data=data, tell=_show_result if _leader() else None)
     if _leader():
-        _show_result(result, run)
+        _show_place(run)
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a query, if a wrong one
@@ -323,7 +324,7 @@ def _leader() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
-def _show_result(result: dict[str, Any], out: Path) -> None:
+def _show_result(result: dict[str, Any]) -> None:
     _say(f"{result['title']} on {result['dataset']}: {result['data']}")
     published = result.get("published") or {}
     for name, value in result["metrics"].items():
@@ -335,6 +336,9 @@ def _show_result(result: dict[str, Any], out: Path) -> None:
         from foveal.see.table import step_time
 
         _say(f"  {result['parameters']:,} parameters, {step_time(result['step_seconds'])}")
+
+
+def _show_place(out: Path) -> None:
     _say(f"Everything is in {out}; `foveal see {shlex.quote(str(out))}` makes a page of it.")
 
 

@@ -298,7 +298,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(kept + rows)
-    write_text(path, text.getvalue())
+    write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")
 
 
 def spread(row: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import signal
 import statistics
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from foveal.tasks.folder import (
     open_run,
     quoted,
     read_tensors,
+    resume,
     write_json,
     write_tensors,
 )
@@ -177,7 +178,10 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
         if trainer.is_global_zero:
             _export(task, out)
         trainer.strategy.barrier()
-        return _test(task, recipe, source, out)
+        result = _test(task, recipe, source, out)
+        if trainer.is_global_zero:
+            _keep(task, result, out, resume(out))
+        return result
 
 
 def _follower() -> bool:
@@ -222,10 +226,11 @@ def _export(task: Task, out: Path) -> None:
     """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
     chosen = _chosen(task.recipe, out)
     weights = {k.removeprefix("model."): v for k, v in chosen.items() if k.startswith("model.")}
-    write_tensors(out / "weights.safetensors", weights, task.about())
+    write_tensors(out / "weights.safetensors", weights, task.about(), resume(out))
 
 
 def _test(task: Task, recipe: Recipe, source: Source, out: Path) -> dict[str, Any]:
+    """What the test of the weights in ``out`` gives."""
     weights, _ = read_tensors(out / "weights.safetensors")
     task.model.load_state_dict(weights)
     trainer = _trainer(recipe, out, [])
@@ -249,20 +254,38 @@ def _test(task: Task, recipe: Recipe, source: Source, out: Path) -> dict[str, An
         "published": None if published is None else {k: v for k, v in vars(published).items() if isinstance(v, float)},
         **task.results(),
     }
-    if trainer.is_global_zero:
-        write_tensors(out / "samples.safetensors", task.samples, task.about() | {"sites": task.sites})
-        write_json(out / "result.json", result)
     return result
 
 
-def evaluate(out: str | Path, *, data: str | Path | None = None) -> dict[str, Any]:
-    """Test the finished run in ``out`` again and rewrite its result."""
+def _keep(task: Task, result: dict[str, Any], out: Path, otherwise: str) -> None:
+    """Write what a test gave."""
+    write_tensors(out / "samples.safetensors", task.samples, task.about() | {"sites": task.sites}, otherwise)
+    write_json(out / "result.json", result, otherwise)
+
+
+def evaluate(
+    out: str | Path, *, data: str | Path | None = None, tell: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Test the finished run in ``out`` again and rewrite its result.
+
+    Args:
+        out: the run folder.
+        data: folder of real datasets, instead of ``FOVEAL_DATA``.
+        tell: called with the result before it is written, so that it is known even if it cannot be.
+    """
     _quiet()
     out = Path(out)
     recipe = load_run(out)
     source = build_source(recipe, data)
+    task = TASKS[recipe.task](recipe, source, load_model(out)[0])
     with _stoppable(out):
-        return _test(TASKS[recipe.task](recipe, source, load_model(out)[0]), recipe, source, out)
+        result = _test(task, recipe, source, out)
+    if tell is not None:
+        tell(result)
+    if not _follower():
+        again = f"foveal test {quoted(out)}"
+        _keep(task, result, out, f"Free some space or make the folder writable, then test again with: {again}")
+    return result
 
 
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
