@@ -2,6 +2,7 @@ import csv
 import json
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 from tiny import write_recipe
 
 from foveal import cli
+from foveal.errors import UserError
 from foveal.recipe import load
 from foveal.tasks import fit
 from foveal.tasks.reproduce import cells
@@ -127,6 +129,7 @@ def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, ca
     cell = cells("hattnet/table1", 1, tmp_path)[3]
     cell.out.mkdir(parents=True)
     result = {"metrics": {"accuracy": 0.4321}, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": False}
+    result |= {"title": "T", "dataset": "D", "data": "digits"}
     (cell.out / "result.json").write_text(json.dumps(result))
     (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
     monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")
@@ -140,6 +143,27 @@ def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, ca
     assert [path.parent for path in tmp_path.rglob("result.json")] == [cell.out]
 
 
+def test_a_table_without_its_data_is_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.delenv("FOVEAL_DATA", raising=False)
+    status, out, err = call(monkeypatch, capsys, "reproduce", "hattnet/table1", "--out", tmp_path)
+    assert status == 2
+    assert out == "hattnet/table1: 15 runs, 0 finished before\n"
+    assert "needs the official MNIST files" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("problem", "status"), [(UserError("mistake"), 2), (ValueError("bug"), 1)])
+def test_runs_that_fail_by_a_mistake_are_status_2(monkeypatch, capsys, tmp_path, problem, status):
+    def fit(*args, **options):
+        raise problem if "soft" in str(args) else UserError("mistake")
+
+    monkeypatch.setattr("foveal.tasks.reproduce.fit", fit)
+    found, _, err = call(monkeypatch, capsys, "demo", "--jobs", 1, "--out", tmp_path)
+    assert found == status
+    assert "5 run(s) failed; the first: demo/" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -149,6 +173,8 @@ def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(monkeypatch, ca
         (["train", "nowhere.yaml"], "no such recipe file"),
         (["test", "nowhere"], "not a run folder"),
         (["see", "nowhere"], "nowhere"),
+        (["sites", "RESNET50"], "unknown model 'RESNET50'; did you mean 'resnet50'"),
+        (["sites", "resnet18", "--mechanism", "SE"], "unknown mechanism 'SE'; did you mean 'se'"),
         (["data", "mreff"], "did you mean 'mref'"),
         (["reproduce", "hattnet/table9"], "unknown table 'hattnet/table9'"),
         (["reproduce", "hattnet/table1", "--seeds", "0"], "expected at least one"),
@@ -172,6 +198,7 @@ def test_mistakes_are_one_line_and_status_2(monkeypatch, capsys, words, said):
         ("broken.jpg", "3", "cannot be read as an image"),
         ("empty.png", "3", "cannot be read as an image"),
         ("good.png", "11", "unknown query '11'"),
+        ("good.png", "-1", "unknown query '-1'; did you mean '1'"),
         ("good.png", "three", "unknown query 'three'; known: 0, 1, 2"),
     ],
 )
@@ -183,6 +210,7 @@ def test_predict_mistakes(monkeypatch, capsys, run, tmp_path, image, query, said
     status, _, err = call(monkeypatch, capsys, "predict", run, tmp_path / image, query, "--out", tmp_path / "x.png")
     assert status == 2
     assert said in err
+    assert err.count("\n") == 1
     assert not (tmp_path / "x.png").exists()
 
 
@@ -191,6 +219,24 @@ def test_unfinished_run(monkeypatch, capsys, run, tmp_path):
     status, _, err = call(monkeypatch, capsys, "test", tmp_path)
     assert status == 2
     assert "is the run finished?" in err
+
+
+def test_testing_a_run_that_cannot_be_written_shows_the_result(monkeypatch, capsys, run):
+    plain = tempfile.mkstemp
+
+    def mkstemp(*args, **options):
+        if options.get("dir") == run:
+            raise PermissionError(13, "Permission denied")
+        return plain(*args, **options)
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    status, out, err = call(monkeypatch, capsys, "test", run)
+    assert status == 2
+    assert "true_positive_strength" in out
+    assert "Everything is in" not in out
+    assert err.count("\n") == 1
+    assert "samples.safetensors: Permission denied" in err
+    assert err.endswith(f"make the folder writable, then test again with: foveal test {run}\n")
 
 
 def test_weights_that_do_not_fit(monkeypatch, capsys, run, tmp_path):

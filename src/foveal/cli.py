@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.table import Table
 
 from foveal import __version__
 from foveal.errors import InterruptedRunError, TrainingError, UserError, unknown
+
+if TYPE_CHECKING:
+    from foveal.tasks.reproduce import Failure
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -134,7 +138,8 @@ def train(
     if finished:
         _say(f"{out} is finished already; its result:")
     if _leader():
-        _show_result(result, out)
+        _show_result(result)
+        _show_place(out)
 
 
 @app.command("test")
@@ -142,12 +147,12 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
     """Test a finished run again."""
     from foveal.tasks import run as runs
 
-    result = runs.evaluate(run, data=data)
+    runs.evaluate(run, data=data, tell=_show_result if _leader() else None)
     if _leader():
-        _show_result(result, run)
+        _show_place(run)
 
 
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a query, if a wrong one
 def predict(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
     image: Annotated[str, typer.Argument(help="An image file; for a run on texts a text or a text file.")],
@@ -221,7 +226,8 @@ def reproduce(
     for row in rows:
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
         shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
-    console.print(shown)
+    if rows:
+        console.print(shown)
     if csv is not None and rows:
         write_csv(csv, rows)
         _say_written("Rows", csv)
@@ -320,7 +326,7 @@ def _leader() -> bool:
     return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
-def _show_result(result: dict[str, Any], out: Path) -> None:
+def _show_result(result: dict[str, Any]) -> None:
     _say(f"{result['title']} on {result['dataset']}: {result['data']}")
     published = result.get("published") or {}
     for name, value in result["metrics"].items():
@@ -332,6 +338,9 @@ def _show_result(result: dict[str, Any], out: Path) -> None:
         from foveal.see.table import step_time
 
         _say(f"  {result['parameters']:,} parameters, {step_time(result['step_seconds'])}")
+
+
+def _show_place(out: Path) -> None:
     _say(f"Everything is in {out}; `foveal see {shlex.quote(str(out))}` makes a page of it.")
 
 
@@ -344,11 +353,10 @@ def _say_written(what: str, path: Path) -> None:
     _say(f"{what}: {path.resolve()}")
 
 
-def _fail(failures: list[str]) -> None:
+def _fail(failures: Sequence[Failure]) -> None:
     if failures:
-        raise TrainingError(
-            f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest"
-        )
+        kind = UserError if all(isinstance(failure.error, UserError) for failure in failures) else TrainingError
+        raise kind(f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest")
 
 
 def _stop(message: str, status: int) -> NoReturn:

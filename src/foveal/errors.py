@@ -39,15 +39,21 @@ class DivergedError(TrainingError):
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for an unknown name, with its close matches.
+    """Build the error for an unknown name, with its close matches whatever their case.
 
     >>> print(unknown("model", "hatnet", ["hattnet", "soft"]))
     unknown model 'hatnet'; did you mean 'hattnet'?
     >>> print(unknown("model", "zzz", ["hattnet", "soft"]))
     unknown model 'zzz'; known: hattnet, soft
+    >>> print(unknown("mechanism", "SE", ["aw", "cbam", "se"]))
+    unknown mechanism 'SE'; did you mean 'se'?
     """
     names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=3, cutoff=0.6)
+    lower: dict[str, list[str]] = {}
+    for name in names:
+        lower.setdefault(name.lower(), []).append(name)
+    found = difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)
+    close = [name for key in found for name in lower[key]][:3]
     if close:
         return UnknownNameError(f"unknown {what} {given!r}; did you mean {' or '.join(map(repr, close))}?")
     shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foveal.errors import RunError
 
-ELSEWHERE = "Free some space or choose another --out, then resume"
+ELSEWHERE = "Free some space or choose another --out, then start again"
 
 
 @contextlib.contextmanager

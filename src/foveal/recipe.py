@@ -190,6 +190,8 @@ class Loss:
 
     def __post_init__(self) -> None:
         _check_least(self, "loss", label_smoothing=0, floor=0)
+        if self.label_smoothing > 1:
+            raise UserError(f"loss.label_smoothing: expected at most 1, got {self.label_smoothing:g}")
         if self.label_smoothing and self.floor:
             raise UserError("loss.label_smoothing and loss.floor exclude each other; set one of them to 0")
 

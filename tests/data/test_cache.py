@@ -58,6 +58,11 @@ def test_the_second_call_does_not_make_again(folder):
     assert not list(folder.glob("*.partial"))
 
 
+def test_files_can_be_read_by_others(folder):
+    cached("x", KEY, Maker())
+    assert only_file(folder).stat().st_mode & 0o777 == 0o644
+
+
 def test_other_keys_and_names_are_other_files(folder):
     for value, (name, key) in enumerate([("x", KEY), ("x", KEY | {"seed": 2}), ("y", KEY)]):
         assert_right(cached(name, key, Maker(value)), value)

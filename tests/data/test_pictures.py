@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -65,6 +66,39 @@ def test_any_mode_becomes_rgb(mode, tmp_path):
     path = tmp_path / ("x.tif" if mode in ("CMYK", "I;16") else "x.png")
     Image.new(mode, (9, 9)).save(path)
     assert read_image(path).mode == "RGB"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "white"),
+    [
+        ("x.png", "uint16", 65535),
+        ("x.tif", "uint16", 65535),
+        ("x.tif", ">u2", 65535),
+        ("x.tif", "int32", 65535),
+        ("x.tif", "float32", 1),
+    ],
+)
+def test_deep_greys_are_scaled(name, dtype, white, tmp_path):
+    greys = np.array([[0.0, 0.2], [0.6, 1.0]])
+    Image.fromarray((greys * white).round(4).astype(dtype)).save(tmp_path / name)
+    found = np.asarray(read_image(tmp_path / name))
+    assert found[..., 0].tolist() == [[0, 51], [153, 255]]
+    assert (found == found[..., :1]).all()
+
+
+def test_a_dark_image_of_16_bits_stays_dark(tmp_path):
+    Image.fromarray(np.full((3, 3), 200, dtype=np.uint16)).save(tmp_path / "x.png")
+    assert np.asarray(read_image(tmp_path / "x.png")).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [("int32", [0, 200]), ("int32", [-1, 300]), ("int32", [0, 70000]), ("float32", [0, 255]), ("float32", [0, np.nan])],
+)
+def test_greys_of_unknown_range_are_refused(dtype, values, tmp_path):
+    Image.fromarray(np.array([values], dtype=dtype)).save(tmp_path / "x.tif")
+    with pytest.raises(DataError, match=r"^\S*x\.tif holds .* from .* to .*, and nothing says which is white; save it"):
+        read_image(tmp_path / "x.tif")
 
 
 def test_the_camera_orientation_is_respected(tmp_path):

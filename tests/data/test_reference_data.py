@@ -427,8 +427,8 @@ def test_missing_files_stop_before_training(tmp_path):
     ("options", "message"),
     [
         ({"triples": (0, 10, 10)}, r"data\.triples=\[0, 10, 10\]: expected three positive numbers"),
-        ({"count": (0, 3)}, r"digits=\[0, 3\]"),
-        ({"scale": (0.4, 2.0)}, "does not fit a canvas of 36 pixels"),
+        ({"count": (0, 3)}, r"data\.count=\[0, 3\]"),
+        ({"scale": (0.4, 2.0)}, r"data\.canvas=36: expected at least 56"),
     ],
 )
 def test_impossible_options(options, message):

@@ -474,13 +474,16 @@ def test_no_room_at_all_is_an_error(solid, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"digits": (0, 5)}, r"digits=\[0, 5\]: expected 1 ≤ least ≤ greatest ≤ 10"),
-        ({"digits": (5, 11)}, r"digits=\[5, 11\]"),
-        ({"digits": (6, 5)}, r"digits=\[6, 5\]"),
-        ({"scale": (2.0, 1.0)}, r"scale=\[2.0, 1.0\]: expected least ≤ greatest"),
-        ({"scale": (0.0, 1.0)}, r"scale=\[0.0, 1.0\]"),
+        ({"digits": (0, 5)}, r"data\.count=\[0, 5\]: expected 1 ≤ least ≤ greatest ≤ 10"),
+        ({"digits": (5, 11)}, r"data\.count=\[5, 11\]"),
+        ({"digits": (6, 5)}, r"data\.count=\[6, 5\]"),
+        ({"scale": (2.0, 1.0)}, r"data\.scale=\[2.0, 1.0\]: expected least ≤ greatest"),
+        ({"scale": (0.0, 1.0)}, r"data\.scale=\[0.0, 1.0\]"),
         ({"scale": (0.05, 1.0)}, r"floor\(28·least\) ≥ 2"),
-        ({"canvas": 83}, r"a digit of scale 3.0 does not fit a canvas of 83 pixels"),
+        (
+            {"canvas": 83},
+            r"data\.canvas=83: expected at least 84, the side of a digit of scale 3; or lower data\.scale",
+        ),
     ],
 )
 def test_impossible_specs(options, message):

@@ -10,7 +10,7 @@ import time
 import pytest
 from tiny import hears_ctrl_c, write_recipe
 
-from foveal.errors import RunError, UnknownNameError, UserError
+from foveal.errors import DataError, RunError, UnknownNameError, UserError
 from foveal.recipe import Published, load
 from foveal.tasks import reproduce
 from foveal.tasks.reproduce import Cell, cells, named_cells, run_all, summarise, tables, write_csv
@@ -66,8 +66,19 @@ def test_side_by_side_and_a_failing_cell(tmp_path):
     bad = load(write_recipe(tmp_path), ["data.triples=[10, 5, 5]"])  # less than one batch
     failures = run_all([*todo, Cell(bad, tmp_path / "bad")], jobs=2, say=lambda line: None)
     assert len(failures) == 1
-    assert "do not fill one batch" in failures[0]
+    assert "do not fill one batch" in str(failures[0])
     assert all(cell.done for cell in todo)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_missing_data_stops_all_before_any_is_trained(tmp_path, monkeypatch, jobs):
+    monkeypatch.delenv("FOVEAL_DATA", raising=False)
+    bad = Cell(load(write_recipe(tmp_path), ["data.digits=mnist"]), tmp_path / "bad")
+    said = []
+    with pytest.raises(DataError, match="mref needs the official MNIST files"):
+        run_all([*tiny_cells(tmp_path), bad], jobs=jobs, say=said.append)
+    assert said == []
+    assert not list(tmp_path.glob("*/recipe.yaml"))
 
 
 def test_results_of_other_settings_do_not_pass_for_these(tmp_path):
@@ -124,6 +135,7 @@ def test_rows_are_mean_and_spread_of_the_results(tmp_path, monkeypatch):
         cell.out.mkdir()
         metrics = {"accuracy": accuracy, "true_positive_strength": 0.1}
         result = {"metrics": metrics, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": True}
+        result |= {"title": "T", "dataset": "D", "data": "digits"}
         (cell.out / "result.json").write_text(json.dumps(result))
         (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
     rows = summarise(todo)

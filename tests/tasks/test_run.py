@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from foveal.files import writing
 from foveal.recipe import load
 from foveal.tasks import evaluate, fit, folder, run
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import SafeCheckpointIO
+from foveal.tasks.folder import SafeCheckpointIO, read_tensors
 from foveal.tasks.refer import Refer
 from foveal.tasks.run import build_source, load_model
 
@@ -326,11 +327,27 @@ def test_full_disk_during_a_checkpoint_keeps_the_last_good_one(tmp_path):
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, path, out], capture_output=True, text=True)
     assert ran.returncode == 2, ran.stderr
     assert "cannot write" in ran.stdout
-    assert "untouched" in ran.stdout
+    assert "File too large" in ran.stdout, ran.stdout
+    assert f"untouched. Free some space or make the folder writable, then resume with: foveal train {out}" in ran.stdout
     assert (out / "last.ckpt").read_bytes() == before
     assert not list(out.glob(".*.partial")), "a partial file is left"
     fit(recipe, out, progress=False)
     assert (out / "result.json").exists()
+
+
+def test_a_full_disk_is_called_so(tmp_path, monkeypatch):
+    """Also where torch gives no reason, or one of its own."""
+
+    def save(*args):
+        raise RuntimeError("[enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(torch, "save", save)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(RunError, match=r"last\.ckpt: No space left on device; .* then resume with: foveal train "):
+        SafeCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1 << 30))
+    with pytest.raises(RunError, match=r"last\.ckpt: .*unexpected pos"):
+        SafeCheckpointIO().save_checkpoint({}, tmp_path / "last.ckpt")
 
 
 def test_unwritable_run_folder(recipe, tmp_path):
@@ -352,6 +369,58 @@ def test_damaged_checkpoint(recipe, tmp_path):
     (tmp_path / "run" / "last.ckpt").write_bytes(b"nonsense")
     with pytest.raises(RunError, match=r"last\.ckpt is damaged"):
         fit(recipe, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(b"nonsense")])
+def test_weights_of_a_finished_run_are_written_again(recipe, tmp_path, damage):
+    out = tmp_path / "run"
+    result = fit(recipe, out, progress=False)
+    path, checkpoint = out / "weights.safetensors", (out / "last.ckpt").stat().st_mtime_ns
+    kept = out / "kept.safetensors"
+    kept.write_bytes(path.read_bytes())
+    damage(path)
+    with pytest.raises(RunError, match=f"foveal train {out}"):
+        load_model(out)
+    assert fit(recipe, out, progress=False)["metrics"] == pytest.approx(result["metrics"])
+    (again, about), (before, said) = read_tensors(path), read_tensors(kept)
+    assert_same(again, before)
+    assert about == said
+    assert (out / "last.ckpt").stat().st_mtime_ns == checkpoint
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("damaged", [False, True])
+def test_without_its_best_checkpoint_a_run_says_what_starts_it_again(recipe, tmp_path, finished, damaged):
+    out = tmp_path / "a run"
+    fit(recipe, out, progress=False)
+    (out / "weights.safetensors").unlink()
+    if not finished:
+        (out / "result.json").unlink()
+    if damaged:
+        (out / "best.ckpt").write_bytes(b"nonsense")
+    else:
+        (out / "best.ckpt").unlink()
+    with pytest.raises(RunError, match=r"best\.ckpt is (damaged \(\w+\)|missing);") as caught:
+        fit(recipe, out, progress=False)
+    said = str(caught.value)
+    assert ("is damaged" in said) == damaged
+    remove, _, train = said.partition("beginning: ")[2].partition("; ")
+    subprocess.run(remove, shell=True, check=True)
+    assert train == f"foveal train '{out}'"
+    assert fit(recipe, out, progress=False)["epochs"] == 3
+    load_model(out)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"\xff", b'{"metrics": 3}'])
+def test_a_damaged_result_is_written_again_by_a_test(recipe, tmp_path, content):
+    recipe.train.epochs = 1
+    out = tmp_path / "run"
+    result = fit(recipe, out, progress=False)
+    (out / "result.json").write_bytes(content)
+    with pytest.raises(RunError, match=rf"result\.json is damaged \(.+\); `foveal test {out}` writes it again"):
+        fit(recipe, out, progress=False)
+    evaluate(out)
+    assert fit(recipe, out, progress=False)["metrics"] == pytest.approx(result["metrics"])
 
 
 def test_writing_replaces_all_or_nothing(tmp_path):
@@ -395,7 +464,9 @@ def test_early_stopping(recipe, tmp_path):
         ("data.triples=[1,2]", "data.triples: expected a list of 3"),
         ("data.digits=mnist", "FOVEAL_DATA"),
         ("train.devices=0", "train:"),
+        ("train.devices=-1", "train:"),
         ("train.accelerator=abacus", "train:"),
+        ("loss.label_smoothing=2", "loss.label_smoothing: expected at most 1, got 2"),
         ("model.dropout=2", "model hattnet: dropout probability"),
         ("model.stages=0", "expected at least 1"),
         ("model.stages=9", "too small for 9 stages"),

@@ -131,6 +131,7 @@ def _store(path: Path, key: str, tensors: dict[str, Tensor]) -> None:
         handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".partial")
         os.close(handle)
         save_file(tensors, partial, {"key": key, "checksum": _checksum(tensors)})
+        os.chmod(partial, 0o644)  # temporary files are private
         os.replace(partial, path)
     except (OSError, SafetensorError) as error:
         warnings.warn(f"could not write the cache {path} ({error}); it will be made again next time", stacklevel=3)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
@@ -18,14 +19,35 @@ MOST = 20_000  # photographs used of a folder; 128-pixel tiles of as many take a
 
 
 def read_image(path: Path) -> Image.Image:
-    """Open an image file as RGB, or say what is wrong with it."""
+    """Open an image file as RGB, or say what is wrong with it; 16-bit greys and floats from 0 to 1 are scaled."""
     try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        with Image.open(path) as opened:
+            image = ImageOps.exif_transpose(opened)
+            if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+                return image.convert("RGB")
+            pixels = np.asarray(image).astype(np.float64)
+            known = image.mode.startswith("I;16") or opened.format == "PNG"  # 32 bits in memory, 16 in the file
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
         raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
+    return Image.fromarray(_bytes(path, pixels, image.mode, known)).convert("RGB")
+
+
+def _bytes(path: Path, pixels: NDArray[np.float64], mode: str, known: bool) -> NDArray[np.uint8]:
+    """Grey values (h, w) of a deep ``mode`` as bytes; ``known``: white is 65535 whatever the values are."""
+    least, greatest = float(pixels.min()), float(pixels.max())
+    if mode == "F":
+        white, fits = 1, 0 <= least <= greatest <= 1
+    else:
+        white, fits = 65535, known or greatest == least == 0 or (least >= 0 and 255 < greatest <= 65535)
+    if not fits:
+        expected = "floats from 0 to 1" if mode == "F" else "16 bits"
+        raise DataError(
+            f"{path} holds {'floats' if mode == 'F' else '32-bit numbers'} from {least:g} to {greatest:g}, and nothing "
+            f"says which is white; save it with 8 bits or as {expected}"
+        )
+    return (pixels * (255 / white)).round().astype(np.uint8)
 
 
 def photographs(folder: Path, side: int, part: str) -> Tensor:

@@ -51,11 +51,15 @@ class SceneSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.digits[0] <= self.digits[1] <= 10:
-            raise UserError(f"digits={list(self.digits)}: expected 1 ≤ least ≤ greatest ≤ 10")
+            raise UserError(f"data.count={list(self.digits)}: expected 1 ≤ least ≤ greatest ≤ 10")
         if not 0 < self.scale[0] <= self.scale[1] or int(28 * self.scale[0]) < 2:
-            raise UserError(f"scale={list(self.scale)}: expected least ≤ greatest and floor(28·least) ≥ 2")
-        if int(28 * self.scale[1]) > self.canvas:
-            raise UserError(f"a digit of scale {self.scale[1]} does not fit a canvas of {self.canvas} pixels")
+            raise UserError(f"data.scale={list(self.scale)}: expected least ≤ greatest and floor(28·least) ≥ 2")
+        widest = int(28 * self.scale[1])
+        if widest > self.canvas:
+            raise UserError(
+                f"data.canvas={self.canvas}: expected at least {widest}, the side of a digit of scale "
+                f"{self.scale[1]:g}; or lower data.scale"
+            )
 
 
 @dataclass
@@ -335,7 +339,10 @@ def paint(spec: SceneSpec, sources: Sources, seed: int, index: Tensor) -> Scenes
         if not len(todo):
             return done
         if attempt > 100:
-            raise UserError(f"no room for {spec.digits} digits of scale {spec.scale} on {spec.canvas} pixels")
+            raise UserError(
+                f"no room for {spec.digits} digits of scale {spec.scale} on {spec.canvas} pixels; lower data.count or "
+                "data.scale, or raise data.canvas"
+            )
 
 
 def generate(

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from foveal.errors import DivergedError
 from foveal.files import write_text
+from foveal.tasks.folder import resume
 
 WARM_UP = 10  # steps
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step
@@ -135,7 +136,7 @@ class Journal(L.Callback):
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         row |= {k: round(float(v), 6) for k, v in sorted(trainer.callback_metrics.items())}
         self.rows.append(row)
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows), resume(self.path.parent))
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:

@@ -8,11 +8,13 @@ test · ``samples.safetensors`` test samples with their attention, for pictures.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,7 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from foveal.errors import RunError
-from foveal.files import write_text, writing
+from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, Relation, load
 
 try:
@@ -43,9 +45,14 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON, all of it or nothing; numbers that are not finite become null."""
-    write_text(path, json.dumps(_finite(value), indent=1) + "\n")
+def resume(out: Path) -> str:
+    """What to do if a file of the run in ``out`` cannot be written."""
+    return f"Free some space or make the folder writable, then resume with: foveal train {quoted(out)}"
+
+
+def write_json(path: Path, value: Any, otherwise: str = ELSEWHERE) -> None:
+    """Write JSON, all of it or nothing; numbers that are not finite become null. ``otherwise`` as in ``writing``."""
+    write_text(path, json.dumps(_finite(value), indent=1) + "\n", otherwise)
 
 
 def _finite(value: Any) -> Any:
@@ -56,10 +63,10 @@ def _finite(value: Any) -> Any:
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a safetensors file; ``about`` is stored as JSON texts in its header."""
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any], otherwise: str) -> None:
+    """Write a safetensors file; ``about`` is stored as JSON texts in its header. ``otherwise`` as in ``writing``."""
     data = save({k: v.contiguous() for k, v in tensors.items()}, {k: json.dumps(v) for k, v in about.items()})
-    with writing(path) as partial:
+    with writing(path, otherwise) as partial:
         partial.write_bytes(data)
 
 
@@ -82,20 +89,35 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write beside, then replace."""
-        with writing(Path(path)) as partial, open(partial, "wb") as file:
+        with writing(Path(path), resume(Path(path).parent)) as partial, open(partial, "wb") as file:
             try:
                 torch.save(checkpoint, file)
             except RuntimeError as error:  # what torch makes of a full disk
-                raise OSError(str(error).split("\n")[0]) from error
+                raise _cause(error, partial) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         """Load tensors and plain values only."""
         try:
             return torch.load(path, map_location=map_location, weights_only=True)
         except Exception as error:
-            raise RunError(
-                f"{path} is damaged ({type(error).__name__}); delete it to start from the beginning"
-            ) from error
+            missing = isinstance(error, FileNotFoundError)
+            problem = "missing" if missing else f"damaged ({type(error).__name__})"
+            stale = [p for n in ("last.ckpt", "best.ckpt", "result.json") if (p := Path(path).with_name(n)).exists()]
+            delete = f"rm {' '.join(map(quoted, stale))}; " if stale else ""
+            again = f"to start from the beginning: {delete}foveal train {quoted(Path(path).parent)}"
+            raise RunError(f"{path} is {problem}; {again}") from error
+
+
+def _cause(error: RuntimeError, path: Path) -> OSError:
+    """Why torch could not write to ``path``."""
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, OSError):
+            return OSError(before.errno, before.strerror)
+        before = before.__context__
+    if shutil.disk_usage(path.parent).free < 1 << 20:  # the part that was written is still there
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return OSError(str(error).split("\n")[0])
 
 
 def environment() -> dict[str, Any]:
@@ -143,7 +165,8 @@ def open_run(recipe: Recipe, out: Path) -> Iterator[None]:
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / "lock", "a")  # noqa: SIM115 (closed below)
     except OSError as error:
-        raise RunError(f"cannot write to the run folder {out}: {error.strerror}; choose another --out") from error
+        advice = "make it writable" if (out / "recipe.yaml").exists() else "choose another --out"
+        raise RunError(f"cannot write to the run folder {out}: {error.strerror}; {advice}") from error
     with lock:
         try:
             if fcntl is not None:

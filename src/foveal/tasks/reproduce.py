@@ -27,7 +27,7 @@ from foveal.files import write_text
 from foveal.recipe import Recipe, available, load
 from foveal.tasks.callbacks import read_journal
 from foveal.tasks.folder import check_recipe
-from foveal.tasks.run import fit, read_result
+from foveal.tasks.run import build_source, fit, read_result
 
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
 SCORES = ("accuracy", "top5_accuracy", "mean_average_precision", "weighted_average_precision")
@@ -49,6 +49,17 @@ class Cell:
 
     def __str__(self) -> str:
         return f"{self.recipe.name} seed {self.recipe.seed}"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell, and what went wrong with it."""
+
+    cell: Cell
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.error}"
 
 
 def tables() -> dict[str, list[str]]:
@@ -91,8 +102,10 @@ def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) 
     return fit(cell.recipe, cell.out, data=data, progress=progress)
 
 
-def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[str]:
+def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[Failure]:
     """Run the cells that are not done, ``jobs`` at a time; one that fails does not stop the others.
+
+    A dataset that is missing or damaged stops them all before any is trained.
 
     Args:
         todo: the cells.
@@ -101,14 +114,16 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
         say: called with a line for every cell that ends.
 
     Returns:
-        One line for each failure.
+        The failures.
     """
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: expected at least one")
     for cell in todo:
         check_recipe(cell.recipe, cell.out)  # a result of other settings must not pass for one of these
     waiting = [cell for cell in todo if not cell.done]
-    failures: list[str] = []
+    for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
+        build_source(recipe, data)
+    failures: list[Failure] = []
     ended = _one_by_one(waiting, data) if jobs == 1 else _side_by_side(waiting, data, jobs)
     for i, (cell, result) in enumerate(ended, 1):
         try:
@@ -116,7 +131,7 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
         except InterruptedRunError:
             raise
         except Exception as error:  # reported; the other cells go on
-            failures.append(f"{cell}: {error}")
+            failures.append(Failure(cell, error))
             said = f"[{i}/{len(waiting)}] {cell} FAILED: {error}"
         say(said)
     return failures
@@ -283,7 +298,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(kept + rows)
-    write_text(path, text.getvalue())
+    write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")
 
 
 def spread(row: dict[str, Any]) -> str:

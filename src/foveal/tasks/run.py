@@ -8,7 +8,7 @@ import signal
 import statistics
 import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from foveal.tasks.folder import (
     open_run,
     quoted,
     read_tensors,
+    resume,
     write_json,
     write_tensors,
 )
@@ -42,6 +43,7 @@ TASKS: dict[str, type[Refer] | type[Classify] | type[Document]] = {
     "classify": Classify,
     "document": Document,
 }
+EXPECTED = ("title", "dataset", "embedded", "data", "parameters", "epochs", "seconds", "metrics")  # in result.json
 
 
 class Feed(L.LightningDataModule):
@@ -116,7 +118,7 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Traine
     torch.set_float32_matmul_precision("high")
     try:
         return L.Trainer(**settings)
-    except (ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+    except (TypeError, ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
         raise UserError(f"train: {' '.join(str(error).split())}") from error
 
 
@@ -138,7 +140,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
 
     A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
-    again. Whatever can be wrong with the recipe or the data is found before training starts.
+    again, but weights that are missing or damaged are written again from its checkpoint. Whatever can be wrong with
+    the recipe or the data is found before training starts.
 
     Args:
         recipe: what to train.
@@ -153,6 +156,7 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     out = Path(out)
     check_recipe(recipe, out)
     if (out / "result.json").exists():
+        _mend(recipe, out, data)
         return read_result(out)
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
@@ -169,11 +173,16 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     trainer = _trainer(recipe, out, callbacks)
     last = out / "last.ckpt"
     with open_run(recipe, out) if not _follower() else contextlib.nullcontext(), _stoppable(out):
+        if last.exists():
+            _chosen(recipe, out)  # without it, the last epoch would be trained for nothing
         trainer.fit(task, datamodule=Feed(source, recipe), ckpt_path=last if last.exists() else None)
         if trainer.is_global_zero:
             _export(task, out)
         trainer.strategy.barrier()
-        return _test(task, recipe, source, out)
+        result = _test(task, recipe, source, out)
+        if trainer.is_global_zero:
+            _keep(task, result, out, resume(out))
+        return result
 
 
 def _follower() -> bool:
@@ -198,14 +207,31 @@ def _stoppable(out: Path) -> Iterator[None]:
         raise InterruptedRunError(f"stopped. Resume {saved} with: foveal train {quoted(out)}") from stop
 
 
+def _mend(recipe: Recipe, out: Path, data: str | Path | None) -> None:
+    """Write the weights of a finished run again if they are missing or damaged."""
+    try:
+        read_tensors(out / "weights.safetensors")
+    except RunError:
+        if not _follower():
+            _chosen(recipe, out)  # a missing checkpoint is no matter of the data
+            with open_run(recipe, out):
+                _export(TASKS[recipe.task](recipe, build_source(recipe, data)), out)
+
+
+def _chosen(recipe: Recipe, out: Path) -> dict[str, torch.Tensor]:
+    """State of the epoch to be tested."""
+    return SafeCheckpointIO().load_checkpoint(out / f"{recipe.train.select}.ckpt", "cpu")["state_dict"]
+
+
 def _export(task: Task, out: Path) -> None:
     """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
-    chosen = SafeCheckpointIO().load_checkpoint(out / f"{task.recipe.train.select}.ckpt", "cpu")["state_dict"]
+    chosen = _chosen(task.recipe, out)
     weights = {k.removeprefix("model."): v for k, v in chosen.items() if k.startswith("model.")}
-    write_tensors(out / "weights.safetensors", weights, task.about())
+    write_tensors(out / "weights.safetensors", weights, task.about(), resume(out))
 
 
 def _test(task: Task, recipe: Recipe, source: Source, out: Path) -> dict[str, Any]:
+    """What the test of the weights in ``out`` gives."""
     weights, _ = read_tensors(out / "weights.safetensors")
     task.model.load_state_dict(weights)
     trainer = _trainer(recipe, out, [])
@@ -229,20 +255,38 @@ def _test(task: Task, recipe: Recipe, source: Source, out: Path) -> dict[str, An
         "published": None if published is None else {k: v for k, v in vars(published).items() if isinstance(v, float)},
         **task.results(),
     }
-    if trainer.is_global_zero:
-        write_tensors(out / "samples.safetensors", task.samples, task.about() | {"sites": task.sites})
-        write_json(out / "result.json", result)
     return result
 
 
-def evaluate(out: str | Path, *, data: str | Path | None = None) -> dict[str, Any]:
-    """Test the finished run in ``out`` again and rewrite its result."""
+def _keep(task: Task, result: dict[str, Any], out: Path, otherwise: str) -> None:
+    """Write what a test gave."""
+    write_tensors(out / "samples.safetensors", task.samples, task.about() | {"sites": task.sites}, otherwise)
+    write_json(out / "result.json", result, otherwise)
+
+
+def evaluate(
+    out: str | Path, *, data: str | Path | None = None, tell: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Test the finished run in ``out`` again and rewrite its result.
+
+    Args:
+        out: the run folder.
+        data: folder of real datasets, instead of ``FOVEAL_DATA``.
+        tell: called with the result before it is written, so that it is known even if it cannot be.
+    """
     _quiet()
     out = Path(out)
     recipe = load_run(out)
     source = build_source(recipe, data)
+    task = TASKS[recipe.task](recipe, source, load_model(out)[0])
     with _stoppable(out):
-        return _test(TASKS[recipe.task](recipe, source, load_model(out)[0]), recipe, source, out)
+        result = _test(task, recipe, source, out)
+    if tell is not None:
+        tell(result)
+    if not _follower():
+        again = f"foveal test {quoted(out)}"
+        _keep(task, result, out, f"Free some space or make the folder writable, then test again with: {again}")
+    return result
 
 
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
@@ -263,10 +307,14 @@ def read_result(out: Path) -> dict[str, Any]:
     import json
 
     try:
-        return json.loads((out / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+        lost = [key for key in EXPECTED if key not in result] if isinstance(result, dict) else EXPECTED
+        if lost or not isinstance(result["metrics"], dict):
+            raise ValueError(f"it holds no {(*lost, 'metrics')[0]}")
     except FileNotFoundError as error:
         raise RunError(f"{out} has no result yet; `foveal train {quoted(out)}` finishes it") from error
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:  # a ValueError too: neither JSON nor UTF-8
         raise RunError(
             f"{out / 'result.json'} is damaged ({error}); `foveal test {quoted(out)}` writes it again"
         ) from error
+    return result
