@@ -535,7 +535,7 @@ def test_a_layer_that_cannot_be_served_leaves_the_model_alone(mechanism, layer, 
     [
         ("aw", {"share_out": 8}, "^last: share_out=8 does not divide 12"),
         ("aw", {"share_kernel": 3, "at": ["stem", "last"]}, "^last: share_kernel=3 does not divide 1"),
-        ("aw", {"ratio": 3}, "^mechanism 'aw': unknown option 'ratio'"),
+        ("aw", {"ratio": 3}, "^mechanism 'aw': unknown key 'ratio'"),
         ("se", {"start": "papr"}, "^norm1: unknown start 'papr'; did you mean 'paper'"),
         ("cbam", {"pools": ("sum",)}, "^norm1: unknown pooling 'sum'"),
     ],

@@ -149,7 +149,7 @@ def test_sharing_along_the_batch():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda m: foveal.insert(m, "se", reductoin=4), "unknown option 'reductoin'; did you mean 'reduction'"),
+        (lambda m: foveal.insert(m, "se", reductoin=4), "unknown key 'reductoin'; did you mean 'reduction'"),
         (lambda m: foveal.insert(m, "se", at=3), "at must be a name"),
         (lambda m: foveal.insert(m, "se", at=[0]), "at must be a name"),
         (lambda m: foveal.insert("resnet50", "se"), "model must be a torch.nn.Module, got str"),

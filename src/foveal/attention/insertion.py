@@ -21,6 +21,7 @@ from foveal.attention.layers import own_modules
 from foveal.attention.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
+from foveal.typed import check_names
 
 At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -73,9 +74,8 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}")
-    if not (at is None or isinstance(at, str) or callable(at)) and not (
-        isinstance(at, Sequence) and all(isinstance(each, str) for each in at)
-    ):
+    names = at if isinstance(at, Sequence) else []
+    if not (at is None or callable(at) or isinstance(at, Sequence)) or not all(isinstance(each, str) for each in names):
         raise UserError(f"at must be a name or glob, a list of them, or a function of name and module, got {at!r}")
     cls = look_up(name)
     layers = dict(own_modules(model, every_name=True))
@@ -103,13 +103,16 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
             if not matches:
                 raise unknown("layer", pattern, layers)
             chosen += [n for n in matches if n not in chosen]
-    chosen = list({id(layers[n]): n for n in reversed(chosen)}.values())[::-1]  # one of many names, once
+    found: dict[str, nn.Module] = {}
     for n in chosen:
+        if any(layers[n] is layer for layer in found.values()):
+            continue  # the same layer under another name
         if getattr(layers[n], "has_uninitialized_params", bool)():
             raise UserError(f"{n} ({type(layers[n]).__name__}) has no shape yet: run the model once before inserting")
         if (reason := cls.serves(layers[n])) is not None:
             raise UserError(f"{name!r} cannot be put on {n} ({type(layers[n]).__name__}): {reason}")
-    return {n: layers[n] for n in chosen}
+        found[n] = layers[n]
+    return found
 
 
 class Insertion:
@@ -255,6 +258,4 @@ def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> 
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own):
         return
     known = [each.name for each in (*own, *more) if each.default is not each.empty and each.name != "start"]
-    for option in options:
-        if option not in known:
-            raise UserError(f"mechanism {name!r}: {unknown('option', option, known)}")
+    check_names(options, known, f"mechanism {name!r}")

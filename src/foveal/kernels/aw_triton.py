@@ -96,6 +96,27 @@ def _reach(k, SIZE, OUT, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
+def _place(y, z, ky, kx, W, C1: tl.constexpr, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
+           DX: tl.constexpr):  # fmt: skip
+    """Where in a flat image output (y, z) meets the kernel position (ky, kx)."""
+    return ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+
+
+@triton.jit
+def _share(H, W, OH, OW, SPLITS, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
+           DX: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr):  # fmt: skip
+    """What this program sums: its kernel position t, and of the places that it meets, row by row, ``begin`` to ``end``.
+
+    Also the number of that part, the first row and column, and how many columns there are.
+    """
+    t, split = tl.program_id(2) % (KH * KW), tl.program_id(2) // (KH * KW)
+    low_y, many_y = _reach(t // KW, H, OH, S, PY, DY)
+    low_x, many_x = _reach(t % KW, W, OW, S, PX, DX)
+    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
+    return t, split, begin, end, low_y, low_x, many_x
+
+
+@triton.jit
 def _product(x, w, n0, at, t, first, C1: tl.constexpr, PRECISION: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr,
              BK: tl.constexpr):  # fmt: skip
     """K_t · I at one place of the map, for NB samples and BN channels."""
@@ -121,7 +142,7 @@ def forward_across(
     total = tl.zeros((NB, BN), tl.float32)
     for j in range(many_y * many_x):
         ky, kx = low_y + j // many_x, low_x + j % many_x
-        at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+        at = _place(y, z, ky, kx, W, C1, S, PY, PX, DY, DX)
         part = _product(x, w, n0, at, ky * KW + kx, first, C1, PRECISION, NB, BN, BK)
         total += part * s.load([n0, ky * KW + kx, first]).reshape(NB, BN).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
@@ -140,15 +161,12 @@ def scale_grad(
 ):  # fmt: skip
     """∂s of one kernel position, NB samples a tile; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
-    t, split = tl.program_id(2) % T, tl.program_id(2) // T
-    ky, kx = t // KW, t % KW
+    t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
     n0, first = tl.program_id(0) * NB, tl.program_id(1) * BN
-    low_y, many_y = _reach(ky, H, OH, S, PY, DY)
-    low_x, many_x = _reach(kx, W, OW, S, PX, DX)
     total = tl.zeros((NB, BN), tl.float32)
-    for j in range(split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS):
+    for j in range(begin, end):
         y, z = low_y + j // many_x, low_x + j % many_x
-        at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+        at = _place(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
         part = _product(x, w, n0, at, t, first, C1, PRECISION, NB, BN, BK)
         total += part * g.load([n0, (y * OW + z) * C2 + first]).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
@@ -165,18 +183,14 @@ def kernel_grad(
 ):  # fmt: skip
     """∂K of one kernel position, NB samples at a time; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
-    t, split = tl.program_id(2) % T, tl.program_id(2) // T
-    ky, kx = t // KW, t % KW
+    t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
     first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
-    low_y, many_y = _reach(ky, H, OH, S, PY, DY)
-    low_x, many_x = _reach(kx, W, OW, S, PX, DX)
-    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
     total = tl.zeros((BP, BC), tl.float32)
     for n in range(0, N, NB):
         scale = s.load([n, t, first2]).reshape(NB, BP)
         for j in range(begin, end):
             y, z = low_y + j // many_x, low_x + j % many_x
-            at = ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+            at = _place(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
             gradient, image = g.load([n, (y * OW + z) * C2 + first2]), x.load([n, at + first1])
             total = tl.dot((gradient * scale).to(image.dtype).T, image, total, input_precision=PRECISION)
             _finish(HOPPER)

@@ -55,7 +55,8 @@ class SecondOrderBatchNorm(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if not training or weight is None or bias is None or not torch.is_grad_enabled() or x.numel() == 0:
+        few = x.numel() <= x.shape[1]  # nothing to normalise, which PyTorch refuses
+        if not training or weight is None or bias is None or not torch.is_grad_enabled() or few:
             return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         return _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps, self.compile)
 
@@ -73,8 +74,6 @@ class _BatchNorm(torch.autograd.Function):
         eps: float,
         compile: bool,
     ) -> Tensor:
-        if x.numel() == x.shape[1]:
-            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         out, mean, spread, reserve, which = torch._batch_norm_impl_index(
             x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
         )

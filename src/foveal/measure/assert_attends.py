@@ -24,7 +24,7 @@ from foveal.measure.regions import region_mask
 Attention = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 Region = Tensor | Sequence[Tensor]
 RANDOM_MODELS = 5
-FEWEST = 5  # images; the bootstrap of fewer has hardly any width, however uneven the rest of them are
+FEWEST = 5  # images; a bootstrap of fewer is too narrow, and of one it has no width at all
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import fnmatch
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import timm
@@ -81,13 +82,13 @@ def any_model(name: str, **options: Any) -> nn.Module:
     others = torchvision.models.list_models()
     if not timm.is_model(name) and name not in others:
         raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
-    build = timm.create_model if timm.is_model(name) else torchvision.models.get_model
-    if name in others and build is not timm.create_model:
-        parts = inspect.signature(torchvision.models.get_model_builder(name)).parameters
-        if "weights_backbone" in parts:  # which detectors would fetch
-            options = {"weights_backbone": None} | options
+    build = partial(timm.create_model, name)
+    if not timm.is_model(name):
+        build = torchvision.models.get_model_builder(name)
+        if "weights_backbone" in inspect.signature(build).parameters:  # detectors would fetch them
+            build = partial(build, weights_backbone=None)
     try:
-        return build(name, **options)
+        return build(**options)
     except Exception as error:  # of someone else's code, over options that the user gave
         raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
 
