@@ -44,7 +44,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("FOVEAL_DATA", raising=False)
     text = page.read_text(encoding="utf-8")
     namespace = {"__name__": "example"}
-    for found in re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+    assert blocks
+    for found in blocks:
         lines_before = text[: found.start(1)].count("\n")
         exec(compile("\n" * lines_before + found[1], name(page), "exec"), namespace)
 

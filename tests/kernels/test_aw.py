@@ -88,7 +88,8 @@ def test_only_what_is_needed_has_a_gradient(tile):
 def test_the_operator_is_registered_properly(tile):
     x, weight, scale, bias = inputs((3, 3), 3)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
+    found = torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
+    assert found == dict.fromkeys(checks, "SUCCESS")
 
 
 def test_the_operator_counts_as_many_operations_as_the_convolution(tile):

@@ -215,13 +215,15 @@ def test_gradients_of_turned_tensors_have_the_strides_that_the_compiler_expects(
     q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
     q, k = (x.mT.contiguous().mT.requires_grad_() for x in (q, k))
     arguments = (q, k, valid, labels, torch.arange(2), None, "different", 0.5)
-    torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
+    found = torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 def test_the_operators_are_well_formed():
     q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
     arguments = (q.requires_grad_(), k.requires_grad_(), valid, labels, torch.arange(2), None, "different", 0.5)
-    torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
+    found = torch.library.opcheck(torch.ops.foveal.pair_mass.default, arguments)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 @pytest.mark.usefixtures("_pieces")

@@ -31,6 +31,8 @@ from foveal.kernels.tune import fastest
 
 LOG2E = 1.4426950408889634
 WIDEST = 256  # entries of q and k; a tile holds all of them
+FAR = tl.constexpr(60.0)  # how much weaker than all pairs labelled ones may be before a graph is in doubt
+LOW = tl.constexpr(-80.0)  # and how weak all may be, since padding has an affinity of zero
 
 
 @triton.jit
@@ -168,8 +170,8 @@ def _in_doubt(doubt, labelled, everything, graph, WHOLE: tl.constexpr):
     """Whether a graph must be done exactly; see :func:`_far`."""
     if WHOLE:
         log_l, log_all = tl.load(labelled + graph), tl.load(everything + graph)
-        low = (log_all < -80.0) & (log_all > -float("inf"))
-        return low | ((log_all - log_l > 60.0) & (log_l > -float("inf")))
+        low = (log_all < LOW) & (log_all > -float("inf"))
+        return low | ((log_all - log_l > FAR) & (log_l > -float("inf")))
     return tl.load(doubt + graph) != 0
 
 
@@ -387,6 +389,6 @@ def backward(
 
 
 def _far(labelled: Tensor, everything: Tensor) -> Tensor:
-    """Where labelled pairs are too weak beside all, or all are too weak beside padding, whose affinity is zero."""
-    far = (everything - labelled > 60) & (labelled > -torch.inf)
-    return far | ((everything < -80) & (everything > -torch.inf))
+    """Where labelled pairs are too weak beside all, or all are too weak beside padding."""
+    far = (everything - labelled > FAR.value) & (labelled > -torch.inf)
+    return far | ((everything < LOW.value) & (everything > -torch.inf))
