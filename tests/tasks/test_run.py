@@ -12,16 +12,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import hears_ctrl_c, write_recipe
+from torch.nn.utils import get_total_norm
 
 from foveal.data.scenes import Scenes
 from foveal.errors import DivergedError, InterruptedRunError, RunError, UserError
 from foveal.files import writing
 from foveal.recipe import load
-from foveal.tasks import evaluate, fit, folder, run
+from foveal.tasks import evaluate, fit, folder, run, task
 from foveal.tasks.callbacks import read_journal
 from foveal.tasks.folder import SafeCheckpointIO, read_tensors
 from foveal.tasks.refer import Refer
 from foveal.tasks.run import build_source, load_model
+from foveal.tasks.schedule import optimiser
 
 
 @pytest.fixture
@@ -486,6 +488,25 @@ def test_bf16(recipe, tmp_path):
     recipe.train.epochs = 1
     result = fit(recipe, tmp_path / "run", progress=False)
     assert 0 <= result["metrics"]["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+@pytest.mark.parametrize("fused", [None, True])
+def test_gradients_are_clipped(recipe, tmp_path, monkeypatch, fused, precision):
+    """Also before a fused step, as on a GPU."""
+    norms = []
+
+    def spied(*args, **options):
+        chosen = optimiser(*args, **options | {"fused": fused})
+        trained = [p for group in chosen.param_groups for p in group["params"]]
+        chosen.register_step_post_hook(lambda *_: norms.append(get_total_norm([p.grad for p in trained])))
+        return chosen
+
+    monkeypatch.setattr(task, "optimiser", spied)
+    recipe.train.precision, recipe.train.epochs, recipe.optim.clip = precision, 1, 1e-3
+    fit(recipe, tmp_path / "run", progress=False)
+    assert len(norms) == 6
+    torch.testing.assert_close(torch.stack(norms), torch.full((6,), 1e-3), rtol=1e-2, atol=0)
 
 
 def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):

@@ -128,6 +128,21 @@ def test_every_optimiser_moves_only_what_is_trained(name):
     assert torch.equal(model.bias, before[1])
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_a_fused_step_is_the_same_step(name):
+    weights = []
+    for fused in (None, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        chosen = optimiser(Optim(name, 0.1, weight_decay=0.1), model.parameters(), fused=fused)
+        for _ in range(3):
+            chosen.zero_grad()
+            model(torch.ones(1, 3)).square().sum().backward()
+            chosen.step()
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
 def test_decay_is_applied_to_weights_alone():
     model = nn.Linear(2, 2)
     nn.init.ones_(model.weight)

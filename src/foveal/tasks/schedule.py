@@ -31,8 +31,14 @@ def rate(optim: Optim, step: int, steps_per_epoch: int, total: int) -> float:
             return 1.0
 
 
-def optimiser(optim: Optim, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension unless told otherwise."""
+def optimiser(optim: Optim, parameters: Iterable[nn.Parameter], *, fused: bool | None = None) -> torch.optim.Optimizer:
+    """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension unless told otherwise.
+
+    Args:
+        optim: the recipe's section.
+        parameters: what is trained; those that need no gradient are left out.
+        fused: take the step in one kernel where PyTorch has one, or let PyTorch choose.
+    """
     trained = [p for p in parameters if p.requires_grad]
     least = 2 if optim.decay == "weights" else 0  # dimensions of what is decayed
     groups = [
@@ -43,8 +49,9 @@ def optimiser(optim: Optim, parameters: Iterable[nn.Parameter]) -> torch.optim.O
         case "rmsprop":
             return torch.optim.RMSprop(groups, lr=optim.lr, alpha=optim.alpha, eps=optim.eps)
         case "adam":
-            return torch.optim.Adam(groups, lr=optim.lr, eps=optim.eps)
+            return torch.optim.Adam(groups, lr=optim.lr, eps=optim.eps, fused=fused)
         case "adamw":
-            return torch.optim.AdamW(groups, lr=optim.lr, eps=optim.eps)
+            return torch.optim.AdamW(groups, lr=optim.lr, eps=optim.eps, fused=fused)
         case _:
-            return torch.optim.SGD(groups, lr=optim.lr, momentum=optim.momentum, nesterov=optim.nesterov)
+            momentum, nesterov = optim.momentum, optim.nesterov
+            return torch.optim.SGD(groups, lr=optim.lr, momentum=momentum, nesterov=nesterov, fused=fused)
