@@ -17,6 +17,11 @@ LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
 PIECE = 128  # bytes to which a tensor descriptor must put what it reads; a sample's multipliers are no fewer
 
 
+def ceil_div(a: int, b: int) -> int:
+    """``a`` divided by ``b``, rounded up; Triton's own takes microseconds, and a launch needs many."""
+    return -(-a // b)
+
+
 @dataclass(frozen=True)
 class Launch:
     """Shape of a tile: ``box`` samples, rows and columns by ``columns`` channels, ``depth`` summed at a time.
@@ -38,13 +43,13 @@ class Launch:
 
     def tiles(self, n: int, h: int, w: int) -> int:
         """How many tiles cover n maps of h×w."""
-        return triton.cdiv(n, self.box[0]) * triton.cdiv(h, self.box[1]) * triton.cdiv(w, self.box[2])
+        return ceil_div(n, self.box[0]) * ceil_div(h, self.box[1]) * ceil_div(w, self.box[2])
 
 
 def box_within_sample(rows: int, h: int, w: int) -> tuple[int, int, int]:
     """The box of ``rows`` positions of one sample that covers an h×w map with least waste, the squarest of those."""
     sides = [(1, 1 << i, rows >> i) for i in range(rows.bit_length())]
-    return min(sides, key=lambda box: (triton.cdiv(h, box[1]) * triton.cdiv(w, box[2]), abs(box[1] - box[2])))
+    return min(sides, key=lambda box: (ceil_div(h, box[1]) * ceil_div(w, box[2]), abs(box[1] - box[2])))
 
 
 # Rows, columns, depth, warps and stages. With one accumulator, with two, and those of the two weight gradients.
@@ -136,7 +141,7 @@ def forward(
 
     def launch(tile: Launch) -> None:
         nb, th, tw = tile.box
-        grid = tile.tiles(n, oh, ow), triton.cdiv(c2, tile.columns)
+        grid = tile.tiles(n, oh, ow), ceil_div(c2, tile.columns)
         weights = TensorDescriptor.from_tensor(kernel, [tile.columns, 1, tile.depth])
         multiplier = TensorDescriptor.from_tensor(s, [nb, 1, tile.columns])
         if nb > 1:
@@ -150,8 +155,10 @@ def forward(
                 *common, _hopper(x), th, tw, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
 
-    wide = max(c2, PIECE // s.element_size())
-    candidates = launches_within(oh, ow, wide, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
+    def candidates() -> list[Launch]:
+        wide = max(c2, PIECE // s.element_size())
+        return launches_within(oh, ow, wide, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
+
     launch(fastest(("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh), candidates, launch, x.device))
     return out.permute(0, 3, 1, 2)
 
@@ -164,11 +171,11 @@ def input_grad(
     gradient, kernel = channels_last(g), channels_last(weight).view(c2, kh * kw, c1)
     s = channels_last(scale).view(n, kh * kw, c2)
     dx = torch.empty(n, h, w, c1, dtype=g.dtype, device=g.device)
-    ph, pw = triton.cdiv(h, stride), triton.cdiv(w, stride)
+    ph, pw = ceil_div(h, stride), ceil_div(w, stride)
 
     def launch(tile: Launch) -> None:
         nb, th, tw = tile.box
-        aw_triton.input_grad[tile.tiles(n, ph, pw), triton.cdiv(c1, tile.columns), stride * stride](
+        aw_triton.input_grad[tile.tiles(n, ph, pw), ceil_div(c1, tile.columns), stride * stride](
             TensorDescriptor.from_tensor(gradient, [nb, th, tw, tile.depth]),
             TensorDescriptor.from_tensor(kernel, [tile.depth, 1, tile.columns]),
             TensorDescriptor.from_tensor(s, [nb, 1, tile.depth]), dx, n, h, w, oh, ow, c1, c2,
@@ -176,8 +183,10 @@ def input_grad(
             nb, th, tw, tile.columns, tile.depth, **tile.how,
         )  # fmt: skip
 
-    candidates = launches_within(ph, pw, c1, max(c2, PIECE // s.element_size()))
-    candidates += launches_across(TILES, n, ph, pw, c1, c2)
+    def candidates() -> list[Launch]:
+        deep = max(c2, PIECE // s.element_size())
+        return launches_within(ph, pw, c1, deep) + launches_across(TILES, n, ph, pw, c1, c2)
+
     launch(fastest(("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh), candidates, launch, g.device))
     return dx.permute(0, 3, 1, 2)
 
@@ -205,8 +214,8 @@ class _WeightGrad:
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
             _, th, tw = tile.box
-            blocks = triton.cdiv(self.c2, tile.columns), triton.cdiv(self.c1, tile.depth)
-            splits = max(1, min(self.n, 528 // (self.taps * triton.cdiv(self.c2, 64) * triton.cdiv(self.c1, 64))))
+            blocks = ceil_div(self.c2, tile.columns), ceil_div(self.c1, tile.depth)
+            splits = max(1, min(self.n, 528 // (self.taps * ceil_div(self.c2, 64) * ceil_div(self.c1, 64))))
             dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s_shape)
             aw_triton.weight_grad[*blocks, self.taps * splits](
                 TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
@@ -216,11 +225,15 @@ class _WeightGrad:
             )  # fmt: skip
             return _sum(dw), _sum(ds)
 
-        tiles = [
-            Launch(box_within_sample(rows, self.oh, self.ow), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages)
-            for bp, bc, rows, warps, stages in WITHIN_TILES
-            if bp <= most(self.c2) and bc <= most(self.c1)
-        ]
+        def tiles() -> list[Launch]:
+            return [
+                Launch(
+                    box_within_sample(rows, self.oh, self.ow), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages
+                )
+                for bp, bc, rows, warps, stages in WITHIN_TILES
+                if bp <= most(self.c2) and bc <= most(self.c1)
+            ]
+
         return launch(fastest(("aw weight grad within", *self.key), tiles, launch, self.s.device))
 
     def across(self) -> tuple[Tensor, Tensor]:
@@ -230,7 +243,7 @@ class _WeightGrad:
         def kernel_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
             dw = self._empty(splits, c2, self.taps, c1, dtype=self.dtype if splits == 1 else torch.float32)
-            aw_triton.kernel_grad[triton.cdiv(c2, tile.columns), triton.cdiv(c1, tile.depth), self.taps * splits](
+            aw_triton.kernel_grad[ceil_div(c2, tile.columns), ceil_div(c1, tile.depth), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.s.view(self.s_shape), [nb, 1, tile.columns]),
                 dw, *where, splits, *self.shape, _precision(self.images), _hopper(self.images),
@@ -241,7 +254,7 @@ class _WeightGrad:
         def scale_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
             ds = self._empty(splits, *self.s_shape)
-            aw_triton.scale_grad[triton.cdiv(n, nb), triton.cdiv(c2, tile.columns), self.taps * splits](
+            aw_triton.scale_grad[ceil_div(n, nb), ceil_div(c2, tile.columns), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.kernel.view(c2, self.taps, c1), [tile.columns, 1, tile.depth]),
                 ds, *where, splits, *self.shape, _precision(self.images),
@@ -249,17 +262,21 @@ class _WeightGrad:
             )  # fmt: skip
             return _sum(ds)
 
-        kernel_tiles = [
-            Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits)
-            for bp, bc, nb, warps, stages in ACROSS_TILES
-            for splits in self._splits(c2 * self.taps * c1)
-            if bp <= most(c2) and bc <= most(c1)
-        ]
-        scale_tiles = [
-            replace(tile, splits=splits)
-            for tile in launches_across(PRODUCT_TILES, n, self.oh, self.ow, c2, c1)
-            for splits in self._splits(n * self.taps * c2)
-        ]
+        def kernel_tiles() -> list[Launch]:
+            return [
+                Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits)
+                for bp, bc, nb, warps, stages in ACROSS_TILES
+                for splits in self._splits(c2 * self.taps * c1)
+                if bp <= most(c2) and bc <= most(c1)
+            ]
+
+        def scale_tiles() -> list[Launch]:
+            return [
+                replace(tile, splits=splits)
+                for tile in launches_across(PRODUCT_TILES, n, self.oh, self.ow, c2, c1)
+                for splits in self._splits(n * self.taps * c2)
+            ]
+
         device = self.s.device
         dw = kernel_grad(fastest(("aw kernel grad", *self.key), kernel_tiles, kernel_grad, device))
         ds = scale_grad(fastest(("aw scale grad", *self.key), scale_tiles, scale_grad, device))
@@ -289,6 +306,6 @@ def weight_grad(
 ) -> tuple[Tensor, Tensor]:
     """∂K (C2, C1, h, w) and ∂s (N, C2, h, w), in float32 or in the type of the kernel."""
     work, (kh, kw) = _WeightGrad(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
-    way = fastest(("aw weight grad", *work.key), work.ways(), lambda way: getattr(work, way)(), x.device)
+    way = fastest(("aw weight grad", *work.key), work.ways, lambda way: getattr(work, way)(), x.device)
     dw, ds = getattr(work, way)()
     return dw.view(-1, kh, kw, x.shape[1]).permute(0, 3, 1, 2), ds.view(len(x), kh, kw, -1).permute(0, 3, 1, 2)

@@ -320,7 +320,7 @@ def _run(kernel, given, outputs, rule: str, scale: float, *more: bool) -> None:
     if more[-1] and not _always_exact(kernel, rule):
         return launch(TILES[-1])
     key = (kernel.__name__, q.dtype, exact, q.device, rule, more, graphs, count, deep)
-    launch(fastest(key, tiles(q), launch, q.device))
+    launch(fastest(key, lambda: tiles(q), launch, q.device))
 
 
 def _always_exact(kernel: Any, rule: str) -> bool:

@@ -14,7 +14,9 @@ REPEATS = 20
 _chosen: dict[Hashable, object] = {}
 
 
-def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], object], device: torch.device) -> C:
+def fastest(
+    key: Hashable, candidates: Callable[[], Sequence[C]], launch: Callable[[C], object], device: torch.device
+) -> C:
     """The candidate that ``launch`` runs fastest with; measured when ``key`` is first seen in this process.
 
     Candidates that do not fit the device are passed over. Without a GPU, or while a CUDA graph is being recorded,
@@ -23,8 +25,8 @@ def fastest(key: Hashable, candidates: Sequence[C], launch: Callable[[C], object
     if key in _chosen:
         return _chosen[key]  # type: ignore[return-value]
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-        return candidates[0]
-    times = [(_milliseconds(partial(launch, fit)), fit) for fit in _compiled(candidates, launch, device)]
+        return candidates()[0]
+    times = [(_milliseconds(partial(launch, fit)), fit) for fit in _compiled(candidates(), launch, device)]
     if not times:
         raise RuntimeError(f"no launch of {key} fits {torch.cuda.get_device_name(device)}")
     _chosen[key] = min(times, key=lambda pair: pair[0])[1]
