@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.kernels import aw_launch
-from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample
+from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fused_conv
 
 cuda = torch.cuda.is_available()
 CASES = {
@@ -29,8 +29,8 @@ def tile(request, monkeypatch):
     for name in ("WITHIN_TILES", "ACROSS_TILES"):
         monkeypatch.setattr(aw_launch, name, ((16, 16, 16, 4, 1),))
     if across:
-        monkeypatch.setattr(aw_launch._WeightGrad, "ways", lambda self: ["across"])
-        monkeypatch.setattr(aw_launch._WeightGrad, "_splits", lambda self, size: [2])
+        monkeypatch.setattr(aw_launch._Gradients, "ways", lambda self: ["across"])
+        monkeypatch.setattr(aw_launch._Gradients, "_splits", lambda self, size: [2])
 
 
 def inputs(size, kernel, dtype=torch.float32):
@@ -41,14 +41,15 @@ def inputs(size, kernel, dtype=torch.float32):
     return [t.to(where, dtype).requires_grad_() for t in (x, weight, scale, bias)]
 
 
+@pytest.mark.parametrize("form", [aw_conv2d, fused_conv], ids=["operator", "direct"])
 @pytest.mark.parametrize("case", CASES)
-def test_equals_the_plain_form(case, tile):
+def test_equals_the_plain_form(case, form, tile):
     size, stride, padding, dilation, kernel = CASES[case]
     leaves = inputs(size, kernel)
     x, weight, scale, bias = leaves
     how = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
     plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **how, groups=1)
-    fused = aw_conv2d(x, weight, scale, bias, *how.values())
+    fused = form(x, weight, scale, bias, *how.values())
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
     g = torch.randn_like(plain)
     for name, ours, theirs in zip(
@@ -75,14 +76,38 @@ def test_half_precision(dtype, tile):
         assert float((ours.detach().float() - theirs.detach()).norm() / theirs.detach().norm()) < 0.02
 
 
-def test_only_what_is_needed_has_a_gradient(tile):
+@pytest.mark.parametrize("needed", ["x", "weight", "scale", "bias"])
+@pytest.mark.parametrize("form", [aw_conv2d, fused_conv], ids=["operator", "direct"])
+def test_only_what_is_needed_has_a_gradient(form, needed, tile):
+    leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((3, 3), 3), strict=True))
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name == needed)
+    form(*leaves.values(), [1, 1], [1, 1], [1, 1]).sum().backward()
+    assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needed]
+
+
+def test_who_looks_at_operators_sees_one(tile):
+    """A counter and a tracer are shown the operator; otherwise the kernels are launched without it."""
+    x, weight, scale, _ = (t.detach() for t in inputs((3, 3), 3))
+
+    def run(x):
+        return fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1])
+
+    plain = run(x.requires_grad_())
+    assert "aw_conv2d" not in plain.grad_fn.name()
+    with FlopCounterMode(display=False) as count:
+        counted = run(x)
+    assert count.get_total_flops() == 2 * 3 * 9 * 24 * 8 * 9
+    assert "aw_conv2d" in counted.grad_fn.name()
+    assert "foveal.aw_conv2d" in torch.fx.experimental.proxy_tensor.make_fx(run)(x.detach()).code
+
+
+def test_a_second_derivative_is_refused(tile):
     x, weight, scale, _ = inputs((3, 3), 3)
-    weight.requires_grad_(False)
-    scale.requires_grad_(False)
-    aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
-    assert x.grad is not None
-    assert weight.grad is None
-    assert scale.grad is None
+    out = fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1])
+    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
 
 
 def test_the_operator_is_registered_properly(tile):
@@ -113,8 +138,8 @@ def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, 
     tiles = {}
 
     def fastest(key, candidates, launch, device):
-        tiles[key[0]] = candidates
-        return candidates[0]
+        tiles[key[0]] = candidates()
+        return tiles[key[0]][0]
 
     monkeypatch.setattr(aw_launch, "fastest", fastest)
     x, weight, scale, _ = inputs((3, 3), 3, dtype)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from foveal.attention.layers import is_depthwise, spatial_convolutions
 from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fusable, once_will_do
+from foveal.kernels.aw import conv_by_products, conv_by_taps, conv_per_sample, fusable, fused_conv, once_will_do
 from foveal.kernels.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
@@ -218,7 +218,7 @@ class KernelAttention(Kernel):
         if path == "products":
             out = conv_by_products(x, weight, scale, bias, **how)
         else:
-            out = aw_conv2d(x, weight, scale, bias, how["stride"], padding, how["dilation"])
+            out = fused_conv(x, weight, scale, bias, how["stride"], padding, how["dilation"])
         # Both make channels-last maps; a model in the other layout goes on in its own, as after a plain convolution.
         return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -216,13 +216,9 @@ def aw_conv2d_backward(
     """Gradients of input, kernel and multiplier; ``needed`` says whether of the input and of the other two."""
     from foveal.kernels import aw_launch
 
-    where = (stride[0], padding, dilation)
-    dx, dw, ds = g.new_empty(0), g.new_empty(0), g.new_empty(0)
-    if needed[1]:  # first, since what it needs meanwhile is then free again
-        dw, ds = aw_launch.weight_grad(g, x, weight, scale, *where)
-    if needed[0]:
-        dx = aw_launch.input_grad(g, weight, scale, list(x.shape[2:]), *where)
-    return dx, dw.to(weight.dtype), ds.to(scale.dtype)
+    found = aw_launch.backward(g, x, weight, scale, stride[0], padding, dilation, needed)
+    dx, dw, ds = (g.new_empty(0) if each is None else each for each in found)
+    return dx, dw, ds
 
 
 @aw_conv2d_backward.register_fake
@@ -250,6 +246,47 @@ def _gradients(ctx, g: Tensor):  # type: ignore[no-untyped-def]
 
 
 aw_conv2d.register_autograd(_gradients, setup_context=_save)
+
+
+class _Direct(torch.autograd.Function):
+    """The same without the operator around it."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+        from foveal.kernels import aw_launch
+
+        stride, padding, dilation = how
+        return aw_launch.forward(x, weight, scale, bias, stride[0], padding, dilation)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _save(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from foveal.kernels import aw_launch
+
+        (x, weight, scale), need = ctx.saved_tensors, ctx.needs_input_grad
+        wanted = [need[0], need[1] or need[2]]
+        dx, dw, ds = aw_launch.backward(g, x, weight, scale, ctx.stride[0], ctx.padding, ctx.dilation, wanted)
+        db = g.sum((0, 2, 3)) if need[3] else None
+        return dx, dw if need[1] else None, ds if need[2] else None, db, None, None, None
+
+
+def fused_conv(
+    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+) -> Tensor:  # fmt: skip
+    """:func:`aw_conv2d`; without PyTorch's way to an operator in Python, which takes longer than the launches.
+
+    Compilers, tracers, counters of operations and tensors of other kinds are shown the operator.
+    """
+    plain = type(x) is Tensor and type(weight) in (Tensor, torch.nn.Parameter) and type(scale) is Tensor
+    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
+    if watched or not plain:
+        return aw_conv2d(x, weight, scale, bias, stride, padding, dilation)
+    return _Direct.apply(x, weight, scale, bias, stride, padding, dilation)
 
 
 @register_flop_formula(torch.ops.foveal.aw_conv2d)

@@ -11,6 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foveal.kernels import aw_triton
+from foveal.kernels.support import capability
 from foveal.kernels.tune import fastest
 
 LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
@@ -123,11 +124,17 @@ def _precision(x: Tensor) -> str:
 
 
 def _hopper(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.get_device_capability(x.device)[0] == 9
+    return x.is_cuda and capability(x.device)[0] == 9
 
 
 def forward(
-    x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, stride: int, padding: list[int], dilation: list[int]
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    padding: Sequence[int],
+    dilation: Sequence[int],
 ) -> Tensor:
     """O = Σ_t s_t ⊙ (K_t · I_t): x (N, C1, H, W), weight (C2, C1, h, w), scale (N, C2, h, w) to (N, C2, H', W')."""
     (n, c1, h, w), (c2, _, kh, kw) = x.shape, weight.shape
@@ -163,46 +170,61 @@ def forward(
     return out.permute(0, 3, 1, 2)
 
 
-def input_grad(
-    g: Tensor, weight: Tensor, scale: Tensor, size: list[int], stride: int, padding: list[int], dilation: list[int]
-) -> Tensor:
-    """∂I (N, C1, H, W) from ∂O; ``size`` is (H, W)."""
-    (n, c2, oh, ow), (_, c1, kh, kw), (h, w) = g.shape, weight.shape, size
-    gradient, kernel = channels_last(g), channels_last(weight).view(c2, kh * kw, c1)
-    s = channels_last(scale).view(n, kh * kw, c2)
-    dx = torch.empty(n, h, w, c1, dtype=g.dtype, device=g.device)
-    ph, pw = ceil_div(h, stride), ceil_div(w, stride)
+class _Gradients:
+    """∂I, ∂K and ∂s of one convolution; the last two both at once, sample by sample, or each by itself, across samples.
 
-    def launch(tile: Launch) -> None:
-        nb, th, tw = tile.box
-        aw_triton.input_grad[tile.tiles(n, ph, pw), ceil_div(c1, tile.columns), stride * stride](
-            TensorDescriptor.from_tensor(gradient, [nb, th, tw, tile.depth]),
-            TensorDescriptor.from_tensor(kernel, [tile.depth, 1, tile.columns]),
-            TensorDescriptor.from_tensor(s, [nb, 1, tile.depth]), dx, n, h, w, oh, ow, c1, c2,
-            stride, *padding, *dilation, kh, kw, _precision(g), _hopper(g),
-            nb, th, tw, tile.columns, tile.depth, **tile.how,
-        )  # fmt: skip
-
-    def candidates() -> list[Launch]:
-        deep = max(c2, PIECE // s.element_size())
-        return launches_within(ph, pw, c1, deep) + launches_across(TILES, n, ph, pw, c1, c2)
-
-    launch(fastest(("aw input grad", g.dtype, n, h, w, c1, c2, stride, kh), candidates, launch, g.device))
-    return dx.permute(0, 3, 1, 2)
-
-
-class _WeightGrad:
-    """∂K and ∂s of one convolution: either both at once, sample by sample, or each by itself, across samples."""
+    The kernel is (C2, h·w, C1), the multiplier (N, h·w, C2), and the maps are (N, H, W, C).
+    """
 
     def __init__(
-        self, g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
+        self,
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        stride: int,
+        padding: Sequence[int],
+        dilation: Sequence[int],
     ) -> None:
-        self.gradient, self.images, self.kernel, self.s = (channels_last(t) for t in (g, x, weight, scale))
         (self.n, self.c1, *self.size), (self.c2, _, kh, kw) = x.shape, weight.shape
-        self.oh, self.ow = g.shape[2:]
         self.taps, self.stride, self.dtype = kh * kw, stride, weight.dtype
+        self.oh, self.ow = g.shape[2:]
+        self.gradient, self.images = channels_last(g), channels_last(x)
+        self.kernel = channels_last(weight).view(self.c2, self.taps, self.c1)
+        self.s = channels_last(scale).view(self.n, self.taps, self.c2)
         self.shape = stride, *padding, *dilation, kh, kw
         self.key = x.dtype, self.n, self.oh, self.ow, self.c1, self.c2, stride, kh
+
+    def of_input(self) -> Tensor:
+        """∂I (N, H, W, C1)."""
+        (h, w), n, c1, stride = self.size, self.n, self.c1, self.stride
+        dx = self._empty(n, h, w, c1, dtype=self.gradient.dtype)
+        ph, pw = ceil_div(h, stride), ceil_div(w, stride)
+
+        def launch(tile: Launch) -> None:
+            nb, th, tw = tile.box
+            aw_triton.input_grad[tile.tiles(n, ph, pw), ceil_div(c1, tile.columns), stride * stride](
+                TensorDescriptor.from_tensor(self.gradient, [nb, th, tw, tile.depth]),
+                TensorDescriptor.from_tensor(self.kernel, [tile.depth, 1, tile.columns]),
+                TensorDescriptor.from_tensor(self.s, [nb, 1, tile.depth]), dx, n, h, w, self.oh, self.ow, c1, self.c2,
+                *self.shape, _precision(self.gradient), _hopper(self.gradient),
+                nb, th, tw, tile.columns, tile.depth, **tile.how,
+            )  # fmt: skip
+
+        def candidates() -> list[Launch]:
+            deep = max(self.c2, PIECE // self.s.element_size())
+            return launches_within(ph, pw, c1, deep) + launches_across(TILES, n, ph, pw, c1, self.c2)
+
+        launch(fastest(("aw input grad", *self.key, h, w), candidates, launch, dx.device))
+        return dx
+
+    def of_weights(self) -> tuple[Tensor, Tensor]:
+        """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in the type of the kernel."""
+
+        def way(name: str) -> tuple[Tensor, Tensor]:
+            return self.within() if name == "within" else self.across()
+
+        return way(fastest(("aw weight grad", *self.key), self.ways, way, self.s.device))
 
     def ways(self) -> list[str]:
         """Names of the methods that may be the fastest."""
@@ -216,7 +238,7 @@ class _WeightGrad:
             _, th, tw = tile.box
             blocks = ceil_div(self.c2, tile.columns), ceil_div(self.c1, tile.depth)
             splits = max(1, min(self.n, 528 // (self.taps * ceil_div(self.c2, 64) * ceil_div(self.c1, 64))))
-            dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s_shape)
+            dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s.shape)
             aw_triton.weight_grad[*blocks, self.taps * splits](
                 TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
                 _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
@@ -245,7 +267,7 @@ class _WeightGrad:
             dw = self._empty(splits, c2, self.taps, c1, dtype=self.dtype if splits == 1 else torch.float32)
             aw_triton.kernel_grad[ceil_div(c2, tile.columns), ceil_div(c1, tile.depth), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
-                TensorDescriptor.from_tensor(self.s.view(self.s_shape), [nb, 1, tile.columns]),
+                TensorDescriptor.from_tensor(self.s, [nb, 1, tile.columns]),
                 dw, *where, splits, *self.shape, _precision(self.images), _hopper(self.images),
                 nb, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
@@ -253,10 +275,10 @@ class _WeightGrad:
 
         def scale_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
-            ds = self._empty(splits, *self.s_shape)
+            ds = self._empty(splits, *self.s.shape)
             aw_triton.scale_grad[ceil_div(n, nb), ceil_div(c2, tile.columns), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
-                TensorDescriptor.from_tensor(self.kernel.view(c2, self.taps, c1), [tile.columns, 1, tile.depth]),
+                TensorDescriptor.from_tensor(self.kernel, [tile.columns, 1, tile.depth]),
                 ds, *where, splits, *self.shape, _precision(self.images),
                 nb, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
@@ -287,11 +309,6 @@ class _WeightGrad:
         room = min(self.oh * self.ow, self.images.nbytes // (4 * size))
         return [splits for splits in SPLITS if splits <= max(1, room)]
 
-    @property
-    def s_shape(self) -> tuple[int, int, int]:
-        """Samples, kernel positions, channels."""
-        return self.n, self.taps, self.c2
-
     def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.s.device)
 
@@ -301,11 +318,17 @@ def _sum(parts: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
-def weight_grad(
-    g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: list[int], dilation: list[int]
-) -> tuple[Tensor, Tensor]:
-    """∂K (C2, C1, h, w) and ∂s (N, C2, h, w), in float32 or in the type of the kernel."""
-    work, (kh, kw) = _WeightGrad(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
-    way = fastest(("aw weight grad", *work.key), work.ways, lambda way: getattr(work, way)(), x.device)
-    dw, ds = getattr(work, way)()
-    return dw.view(-1, kh, kw, x.shape[1]).permute(0, 3, 1, 2), ds.view(len(x), kh, kw, -1).permute(0, 3, 1, 2)
+def backward(
+    g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int],
+    needed: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """∂I, ∂K and ∂s from ∂O, in the shapes of x, weight and scale; ``needed``: of the input, of the other two."""
+    work, (kh, kw) = _Gradients(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
+    dx = dw = ds = None
+    if needed[1]:  # first, since what it needs meanwhile is then free again
+        of_kernel, of_s = work.of_weights()
+        dw = of_kernel.to(weight.dtype).unflatten(1, (kh, kw)).permute(0, 3, 1, 2)
+        ds = of_s.to(scale.dtype).unflatten(1, (kh, kw)).permute(0, 3, 1, 2)
+    if needed[0]:
+        dx = work.of_input().permute(0, 3, 1, 2)
+    return dx, dw, ds

@@ -17,9 +17,15 @@ def _triton() -> bool:
     return True
 
 
+@cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of an NVIDIA GPU."""
+    return torch.cuda.get_device_capability(device)
+
+
 @torch.compiler.assume_constant_result
 def fused_available(device: torch.device) -> bool:
     """Whether Triton kernels run on ``device``: NVIDIA GPUs from Ampere on. Says once if only Triton is missing."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0) and _triton()
+    return capability(device) >= (8, 0) and _triton()
