@@ -43,6 +43,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 def convolution(form: str, batch: int, channels: int, side: int, device: torch.device) -> dict[str, float]:
     """Milliseconds forward and forward with backward, and the peak of memory in MiB (GPU only)."""
     torch.manual_seed(0)
+    gc.collect()  # what another form left behind would count as this one's memory
     gpu = device.type == "cuda"
     dtype = torch.bfloat16 if gpu else torch.float32
     make = {"device": device, "dtype": dtype}

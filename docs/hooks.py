@@ -3,6 +3,7 @@
 MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML comment on a line of its own::
 
     <!-- results:hattnet -->               tables of results/hattnet.csv
+    <!-- classes:icasc/voc2012-lite -->    average precision of every class, beside the published ones
     <!-- compare:fan-documents -->         recipes of results/fan-documents.csv in pairs
     <!-- bench:aw -->                      charts and table of results/bench-aw.csv
     <!-- keys:foveal.recipe.Optim -->      keys of a dataclass, from its docstring
@@ -26,7 +27,8 @@ from listings import data_keys, datasets, keys, models, named
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
-MARKER = re.compile(r"^<!-- (results|compare|bench|keys|datasets|models)(?::([\w.-]+))? -->$", re.MULTILINE)
+PAPERS = ROOT / "docs" / "papers"
+MARKER = re.compile(r"^<!-- (results|classes|compare|bench|keys|datasets|models)(?::([\w./-]+))? -->$", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +154,8 @@ def fill(kind: str, what: str | None) -> str:
     """What stands in the place of one marker."""
     if kind == "results":
         return results(what or "")
+    if kind == "classes":
+        return classes(what or "")
     if kind == "compare":
         return comparisons(what or "")
     if kind == "bench":
@@ -177,16 +181,38 @@ def results(paper: str, folder: Path = RESULTS) -> str:
     for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
         here, expected = [row for row in rows if row["table"] == table], about.get(table)
         said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
-        for metric in dict.fromkeys([*(expected.metrics if expected else ()), *(row["metric"] for row in here)]):
+        known = [row["metric"] for row in here if "/" not in row["metric"]]  # those of one class: see classes()
+        for metric in dict.fromkeys([*(expected.metrics if expected else ()), *known]):
             title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
             ran = {(row["model"], row["dataset"]) for row in here}
             blocks.append(block(title, [row for row in here if row["metric"] == metric], expected, ran))
     return "\n\n".join(blocks)
 
 
+def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str:
+    """Average precision of every class: the published ones of ``PAPER-DATASET.csv``, then ours of the table."""
+    paper, name = table.split("/")
+    theirs = read(published / f"{paper}-{name.removesuffix('-lite')}.csv")
+    rows = [row for row in read(folder / f"{paper}.csv") if row["table"] == table]
+    ours = {(row["metric"].removeprefix("average_precision/"), row["model"]): _percent(row["mean"]) for row in rows}
+    models = [model for model in TABLES[paper][table].models if any(model == known for _, known in ours)]
+    heads = [*theirs[0], *(f"ours, {model}" for model in models)]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
+    for row in theirs:
+        metric = "mean_average_precision" if row["class"] == "mean" else row["class"]
+        lines.append(f"| {' | '.join([*row.values(), *(ours.get((metric, model), '') for model in models)])} |")
+    return "\n".join(lines)
+
+
 COMPARED = {  # pairs of recipes of which the second might be better
     "icasc": tuple(
-        ("accuracy", "demo/confusion-baseline", f"demo/confusion-{other}") for other in ("gradcam", "ach", "sharpened")
+        (metric, f"{recipe}-baseline", f"{recipe}-{other}")
+        for metric, recipe, others in (
+            ("mean_average_precision", "icasc/voc2012-lite", ("gradcam", "ach")),
+            ("accuracy", "icasc/cub100-lite", ("gradcam", "ach")),
+            ("accuracy", "demo/confusion", ("gradcam", "ach", "sharpened")),
+        )
+        for other in others
     ),
     "fan-documents": (
         ("accuracy", "fan/news-hatt", "fan/news-fan-unsup"),

@@ -224,8 +224,11 @@ def reproduce(
     other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
     shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table, caption=other)
     for row in rows:
+        if "/" in row["metric"]:  # of one class
+            continue
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
-        shown.add_row(row["dataset"], row["model"], row["metric"], said, spread(row), str(row["seeds"]))
+        metric = row["metric"].replace("_", " ")  # so that a narrow terminal breaks it and does not cut it
+        shown.add_row(row["dataset"], row["model"], metric, said, spread(row), str(row["seeds"]))
     if rows:
         console.print(shown)
     if csv is not None and rows:

@@ -224,6 +224,26 @@ def test_tables_and_metrics_that_are_not_expected_are_shown_too(tmp_path: Path) 
     assert "| | VG |" in found
 
 
+def test_classes_stand_beside_the_published_ones(tmp_path: Path) -> None:
+    (tmp_path / "icasc-voc2012.csv").write_text("class,ResNet-18\ncat,93.91\nmean,77.44\n", encoding="utf-8")
+    row = "icasc/voc2012-lite,icasc/voc2012-lite-{},{},VOC 2012,{},,0.5,,,1,0.5,0,3,10,60,0.04,bf16,False,some GPU"
+    rows = [
+        row.format("ach", "Lite0 + ICASC A_ch", "average_precision/cat"),
+        row.format("baseline", "Lite0", "average_precision/cat").replace(",0.5,", ",0.925,", 1),
+        row.format("baseline", "Lite0", "mean_average_precision"),
+    ]
+    (tmp_path / "icasc.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
+    assert hooks.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines() == [
+        "| class | ResNet-18 | ours, Lite0 | ours, Lite0 + ICASC A_ch |",
+        "|---|---:|---:|---:|",
+        "| cat | 93.91 | 92.50 | 50.00 |",
+        "| mean | 77.44 | 50.00 |  |",
+    ]
+    assert "average_precision/" not in hooks.results("icasc", tmp_path)
+    (tmp_path / "icasc.csv").unlink()
+    assert "| cat | 93.91 |" in hooks.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines()
+
+
 def test_columns_are_those_that_reproduce_writes() -> None:
     """Read off the source, because importing it takes longer than all other tests here."""
     source = (ROOT / "src/foveal/tasks/reproduce.py").read_text(encoding="utf-8")

@@ -296,6 +296,11 @@ def test_several_labels(voc, recipe, tmp_path):
     assert result["metrics"]["mean_average_precision"] == pytest.approx(expected, abs=1e-6)
     assert expected != pytest.approx(float(mean_average_precision(logits, label)), abs=1e-3)
     assert all("val/mean_average_precision" in row for row in read_journal(tmp_path / "run" / "metrics.jsonl"))
+    rows = {row["metric"]: row["mean"] for row in summarise([Cell(load("icasc/voc2012-baseline"), tmp_path / "run")])}
+    assert rows.pop("mean_average_precision") == pytest.approx(expected, abs=1e-4)
+    assert rows == {
+        f"average_precision/{k}": round(v, 4) for k, v in result["average_precision"].items() if v is not None
+    }
     image = next((voc / "VOCdevkit/VOC2012/JPEGImages").iterdir())
     said = predict(tmp_path / "run", image).answers
     assert len(said) == 20

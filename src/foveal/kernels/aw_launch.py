@@ -187,7 +187,7 @@ class _Gradients:
         dilation: Sequence[int],
     ) -> None:
         (self.n, self.c1, *self.size), (self.c2, _, kh, kw) = x.shape, weight.shape
-        self.taps, self.stride, self.dtype = kh * kw, stride, weight.dtype
+        self.taps, self.stride = kh * kw, stride
         self.oh, self.ow = g.shape[2:]
         self.gradient, self.images = channels_last(g), channels_last(x)
         self.kernel = channels_last(weight).view(self.c2, self.taps, self.c1)
@@ -198,7 +198,7 @@ class _Gradients:
     def of_input(self) -> Tensor:
         """∂I (N, H, W, C1)."""
         (h, w), n, c1, stride = self.size, self.n, self.c1, self.stride
-        dx = self._empty(n, h, w, c1, dtype=self.gradient.dtype)
+        dx = torch.empty(n, h, w, c1, dtype=self.gradient.dtype, device=self.gradient.device)
         ph, pw = ceil_div(h, stride), ceil_div(w, stride)
 
         def launch(tile: Launch) -> None:
@@ -219,7 +219,7 @@ class _Gradients:
         return dx
 
     def of_weights(self) -> tuple[Tensor, Tensor]:
-        """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in the type of the kernel."""
+        """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in their own type."""
 
         def way(name: str) -> tuple[Tensor, Tensor]:
             return self.within() if name == "within" else self.across()
@@ -238,7 +238,7 @@ class _Gradients:
             _, th, tw = tile.box
             blocks = ceil_div(self.c2, tile.columns), ceil_div(self.c1, tile.depth)
             splits = max(1, min(self.n, 528 // (self.taps * ceil_div(self.c2, 64) * ceil_div(self.c1, 64))))
-            dw, ds = self._empty(splits, self.c2, self.taps, self.c1), self._empty(blocks[1], *self.s.shape)
+            dw, ds = self._parts(splits, self.kernel), self._parts(blocks[1], self.s)
             aw_triton.weight_grad[*blocks, self.taps * splits](
                 TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
                 _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
@@ -264,7 +264,7 @@ class _Gradients:
 
         def kernel_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
-            dw = self._empty(splits, c2, self.taps, c1, dtype=self.dtype if splits == 1 else torch.float32)
+            dw = self._parts(splits, self.kernel)
             aw_triton.kernel_grad[ceil_div(c2, tile.columns), ceil_div(c1, tile.depth), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.s, [nb, 1, tile.columns]),
@@ -275,7 +275,7 @@ class _Gradients:
 
         def scale_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
-            ds = self._empty(splits, *self.s.shape)
+            ds = self._parts(splits, self.s)
             aw_triton.scale_grad[ceil_div(n, nb), ceil_div(c2, tile.columns), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.kernel, [tile.columns, 1, tile.depth]),
@@ -309,8 +309,13 @@ class _Gradients:
         room = min(self.oh * self.ow, self.images.nbytes // (4 * size))
         return [splits for splits in SPLITS if splits <= max(1, room)]
 
-    def _empty(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.s.device)
+    def _parts(self, count: int, like: Tensor) -> Tensor:
+        """Room for so many parts of a sum.
+
+        The parts of ∂s are many where kernels are large, so they are in bfloat16 if ∂s is; float16 has not the range.
+        """
+        half = count == 1 or (like is self.s and like.dtype == torch.bfloat16)
+        return torch.empty(count, *like.shape, dtype=like.dtype if half else torch.float32, device=like.device)
 
 
 def _sum(parts: Tensor) -> Tensor:

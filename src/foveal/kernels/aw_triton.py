@@ -171,7 +171,7 @@ def scale_grad(
         total += part * g.load([n0, (y * OW + z) * C2 + first]).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
     there = (n < N)[:, None] & (c2 < C2)[None, :]
-    tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total, mask=there)
+    tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total.to(ds.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -268,7 +268,7 @@ def weight_grad(
         if STEPS == 1 or j == STEPS - 1:  # this sample's own weight gradient is complete
             scale = tl.load(s + (n * T + t) * C2 + c2, mask=row, other=0.0).to(tl.float32)
             to = ds + ((tl.program_id(1) * N + n) * T + t) * C2 + c2
-            tl.store(to, tl.sum(part * weight.to(tl.float32), 1), mask=row)
+            tl.store(to, tl.sum(part * weight.to(tl.float32), 1).to(ds.dtype.element_ty), mask=row)
             total += part * scale[:, None]
             part = tl.zeros((BP, BC), tl.float32)
-    tl.store(dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :], total, mask=both)
+    tl.store(dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :], total.to(dw.dtype.element_ty), mask=both)

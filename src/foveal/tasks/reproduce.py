@@ -227,6 +227,13 @@ def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:
     return f"[{i}/{n}] {cell}: {score}{strength} · {result['epochs']} epochs · {result['seconds']:.0f} s"
 
 
+def scores(result: dict[str, Any]) -> dict[str, float]:
+    """All metrics of a run by name, those of a class as ``average_precision/cat``."""
+    each = {f"average_precision/{name}": value for name, value in result.get("average_precision", {}).items()}
+    found = {name: result["metrics"].get(name) for name in METRICS} | each
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
     """One row a recipe and metric: the published value, ours with its spread over seeds, and how it was made."""
     by_recipe: dict[str, list[Cell]] = {}
@@ -238,12 +245,10 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
         results = [read_result(cell.out) for cell in group]
         recipe, published = group[0].recipe, group[0].recipe.published
         assert published is not None
-        for metric in METRICS:
-            found = {cell.recipe.seed: r["metrics"].get(metric) for cell, r in zip(group, results, strict=True)}
-            found = {seed: value for seed, value in found.items() if value is not None}
+        measured = {cell.recipe.seed: scores(result) for cell, result in zip(group, results, strict=True)}
+        for metric in dict.fromkeys(itertools.chain(*measured.values())):
+            found = {seed: each[metric] for seed, each in measured.items() if metric in each}
             values = list(found.values())
-            if not values:
-                continue
             said = getattr(published, metric, None)
             mean = statistics.mean(values)
             rows.append(
@@ -269,7 +274,8 @@ def summarise(ran: Iterable[Cell]) -> list[dict[str, Any]]:
                     "hardware": _hardware(group[0].out),
                 }
             )
-    rows.sort(key=lambda r: (r["table"], METRICS.index(r["metric"]), r["dataset"], r["model"]))
+    order = {metric: i for i, metric in enumerate(METRICS)}
+    rows.sort(key=lambda r: (r["table"], order.get(r["metric"], len(order)), r["metric"], r["dataset"], r["model"]))
     return rows
 
 
