@@ -65,6 +65,16 @@ _FAN = (("accuracy", "center_mass"), ("Hatt", "FAN-hatt-unsup", "FAN-hatt-sup"))
 _TARGETS = ("different word", "same category", "different category", "semantic")
 _LOSSES = ("row", "mat (r = 0)", "r = 1", "mat-focal (r = 2)", "r = 3", "r = 4", "L2", "smooth L1")
 
+_VARIED = (
+    "Grad-CAM, second order",
+    "A_ch, second order",
+    "L_AS",
+    "L_AC",
+    "sharpened, first order",
+    "sharpened, maps as they are",
+    "sharpened, A_ch",
+    "sharpened, both layers",
+)
 _MAP = ("mean_average_precision",)
 _SHARPENED = (
     "L_AS of the last layer",
@@ -105,6 +115,9 @@ TABLES = {  # the tables that are expected, whatever the file holds
             _TOP[:1],
             ("baseline", "ICASC Grad-CAM", "ICASC A_ch", "sharpened"),
             ("two objects",),
+        ),
+        "icasc/confusion-ablation": Expected(
+            "the same set; Grad-CAM and all losses in first order unless said", _TOP[:1], _VARIED, ("two objects",)
         ),
         "icasc/voc2012": Expected("the supplement's settings", _MAP, _rows("ResNet-18"), ("VOC 2012",)),
         "icasc/voc2012-lite": Expected("a small pretrained network", _MAP, _rows("Lite0"), ("VOC 2012",)),
@@ -241,7 +254,7 @@ def comparisons(paper: str, folder: Path = RESULTS) -> str:
             lines.append(f"| `{first}` | `{second}` | {points} | {low} to {high} | {found.p:.2g} | {found.seeds} |")
     if len(lines) == 2:
         return f"{MISSING.capitalize()}."
-    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO`."])
+    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric …`."])
 
 
 def read(path: Path) -> list[Row]:

@@ -36,6 +36,8 @@ def test_file(tmp_path):
     for wrong in (("a", "c"), ("a", "b", "accuracies")):
         with pytest.raises(UserError, match="unknown"):
             compare(path, *wrong)
+    with pytest.raises(UserError, match=r"a has no center_mass; it has accuracy: choose one with --metric"):
+        compare(path, "a", "b", "center_mass")
     result = CliRunner().invoke(app, ["compare", str(path), "a", "b"])
     assert result.exit_code == 0
     assert "+13.33 points" in result.output

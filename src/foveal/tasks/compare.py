@@ -70,6 +70,9 @@ def read_values(path: Path, recipe: str, metric: str) -> dict[int, float]:
         if not known and rows:
             raise unknown("metric", metric, {row["metric"] for row in rows})
         if recipe not in known:
+            other = [row["metric"] for row in rows if row["recipe"] == recipe and "/" not in row["metric"]]
+            if other:
+                raise UserError(f"{recipe} has no {metric}; it has {', '.join(other)}: choose one with --metric")
             raise unknown("recipe", recipe, known)
         values = [float(value) for value in known[recipe]["values"].split()]
         named = (known[recipe].get("run_seeds") or " ".join(map(str, range(len(values))))).split()
