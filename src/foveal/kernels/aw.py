@@ -252,15 +252,12 @@ class _Direct(torch.autograd.Function):
     """The same without the operator around it."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         from foveal.kernels import aw_launch
 
-        stride, padding, dilation = how
+        _save(ctx, inputs, None)
+        x, weight, scale, bias, stride, padding, dilation = inputs
         return aw_launch.forward(x, weight, scale, bias, stride[0], padding, dilation)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _save(ctx, inputs, output)
 
     @staticmethod
     @once_differentiable
