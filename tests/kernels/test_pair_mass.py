@@ -151,7 +151,8 @@ def test_fused_beyond_the_range_of_exponentials(case, whole, rule, monkeypatch):
 
 def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
     """As on a GPU: the loss and its gradients are those of the other way."""
-    q, k, valid, labels = sides(3, 37, 20, dtype=torch.float32)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    q, k, valid, labels = (x.to(device) for x in sides(3, 37, 20, dtype=torch.float32))
     found = []
     for fused in (False, True):
         monkeypatch.setattr(sys.modules["foveal.supervise.center_mass"], "fused", lambda q, k, fused=fused: fused)

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foveal.kernels import aw_triton
-from foveal.kernels.support import capability
+from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import fastest
 
 LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
@@ -127,6 +127,7 @@ def _hopper(x: Tensor) -> bool:
     return x.is_cuda and capability(x.device)[0] == 9
 
 
+@on_its_device
 def forward(
     x: Tensor,
     weight: Tensor,
@@ -323,6 +324,7 @@ def _sum(parts: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else parts.sum(0)
 
 
+@on_its_device
 def backward(
     g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int],
     needed: Sequence[bool],

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foveal.kernels.support import on_its_device
+
 PROGRAMS = 528  # of the weight gradient, four for each multiprocessor of a large GPU
 
 
@@ -83,6 +85,7 @@ def _options(x: Tensor) -> dict[str, object]:
 
 
 @torch.library.custom_op("foveal::conv_pool", mutates_args=())
+@on_its_device
 def conv_pool_op(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Pooled convolution (N, C, H', W') and which member of each window won, int8, both channels last."""
     channels, c_in = weight.shape[:2]
@@ -103,6 +106,7 @@ def _(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("foveal::conv_pool_weight_grad", mutates_args=())
+@on_its_device
 def conv_pool_weight_grad(x: Tensor, g: Tensor, which: Tensor) -> Tensor:
     """Gradient of the weight, (C, C_in, 3, 3) in float32."""
     c_in, channels = x.shape[1], g.shape[1]

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from foveal.kernels.support import on_its_device
 from foveal.kernels.tune import fastest
 
 LOG2E = 1.4426950408889634
@@ -341,6 +342,7 @@ def _given(
     return [x if x is None else x.contiguous() for x in (q, k, labels, target, table, owner)]
 
 
+@on_its_device
 def forward(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -355,6 +357,7 @@ def forward(
     return labelled, everything
 
 
+@on_its_device
 def forward_whole(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """Log-sums of every graph (B,); arguments as in :func:`forward`."""
     rows = forward(q, *rest)
@@ -363,6 +366,7 @@ def forward_whole(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return labelled, everything
 
 
+@on_its_device
 def backward(
     into_labelled: Tensor,
     into_all: Tensor,

@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_its_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
+    """Decorator: kernels are launched on the GPU of the first argument, whichever is the current one."""
+
+    @wraps(launch)
+    def there(x: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
+        if not x.is_cuda or x.device.index == torch.cuda.current_device():
+            return launch(x, *args, **kwargs)
+        with torch.cuda.device(x.device):
+            return launch(x, *args, **kwargs)
+
+    return there
 
 
 @cache
