@@ -16,21 +16,21 @@ CASES = {
     "no padding": ((4, 6), 2, (0, 0), (1, 1), 3),
     "much padding": ((2, 3), 1, (3, 2), (1, 1), 3),
 }
-TILES = {"one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
+TILES = {"one sample": (1, 4, 4), "rows of one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
 
 
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
     """Small tiles, so that small maps need several, of one form."""
-    across = request.param != "one sample"
+    across = request.param == "one position of many"
     tiles = [aw_launch.Launch(TILES[request.param], 16, 16, 4, 1)]
     monkeypatch.setattr(aw_launch, "launches_within", lambda *shape: [] if across else tiles)
     monkeypatch.setattr(aw_launch, "launches_across", lambda *shape: tiles if across else [])
     for name in ("WITHIN_TILES", "ACROSS_TILES"):
         monkeypatch.setattr(aw_launch, name, ((16, 16, 16, 4, 1),))
-    if across:
-        monkeypatch.setattr(aw_launch._Gradients, "ways", lambda self: ["across"])
-        monkeypatch.setattr(aw_launch._Gradients, "_splits", lambda self, size: [2])
+    ways = {"one sample": "within", "rows of one sample": "flat", "one position of many": "across"}
+    monkeypatch.setattr(aw_launch._Gradients, "ways", lambda self: [ways[request.param]])
+    monkeypatch.setattr(aw_launch._Gradients, "_splits", lambda self, size: [2])
 
 
 def inputs(size, kernel, dtype=torch.float32):

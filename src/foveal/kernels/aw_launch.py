@@ -58,7 +58,7 @@ TILES = ((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128
          (256, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 256, 64, 4, 3), (128, 256, 64, 8, 3))  # fmt: skip
 PRODUCT_TILES = ((128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
                  (64, 64, 64, 4, 4))  # fmt: skip
-WITHIN_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 128, 64, 8, 4))
+WITHIN_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 64, 64, 8, 3), (128, 128, 64, 8, 4))
 ACROSS_TILES = ((128, 128, 64, 8, 4), (128, 128, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4))
 SPLITS = (1, 2, 3, 4, 8)
 
@@ -97,7 +97,12 @@ def narrow(side: int, channels: int) -> int:
 
 def _whole(x: Tensor, stride: int) -> Tensor:
     """Contiguous (N, H, W, C) with H and W multiples of ``stride``, filled up with zeros."""
-    down, right = -x.shape[1] % stride, -x.shape[2] % stride
+    return _padded(x, *(ceil_div(side, stride) * stride for side in x.shape[1:3]))
+
+
+def _padded(x: Tensor, h: int, w: int) -> Tensor:
+    """Contiguous (N, H, W, C) filled up with zeros to (N, h, w, C)."""
+    down, right = h - x.shape[1], w - x.shape[2]
     return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
 
 
@@ -223,41 +228,48 @@ class _Gradients:
         """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in their own type."""
 
         def way(name: str) -> tuple[Tensor, Tensor]:
-            return self.within() if name == "within" else self.across()
+            return self.across() if name == "across" else self.within(flat=name == "flat")
 
         return way(fastest(("aw weight grad", *self.key), self.ways, way, self.s.device))
 
     def ways(self) -> list[str]:
-        """Names of the methods that may be the fastest."""
-        return ["within", "across"] if self.n >= 64 and self.oh * self.ow <= LARGE else ["within"]
+        """Those that may be the fastest."""
+        small = self.oh * self.ow <= LARGE
+        return ["within"] + ["flat"] * (small and self.ow <= 64) + ["across"] * (small and self.n >= 64)
 
-    def within(self) -> tuple[Tensor, Tensor]:
-        """A sample's own weight gradient at a time."""
-        images = _whole(self.images, self.stride)
+    def within(self, flat: bool) -> tuple[Tensor, Tensor]:
+        """A sample's own weight gradient at a time; ``flat``: in boxes of whole rows of padded maps."""
+        images, width = _whole(self.images, self.stride), triton.next_power_of_2(self.ow)
+
+        def box(rows: int) -> tuple[int, int, int]:
+            return (1, max(1, rows // width), width) if flat else box_within_sample(rows, self.oh, self.ow)
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
             _, th, tw = tile.box
             blocks = ceil_div(self.c2, tile.columns), ceil_div(self.c1, tile.depth)
             splits = max(1, min(self.n, 528 // (self.taps * ceil_div(self.c2, 64) * ceil_div(self.c1, 64))))
             dw, ds = self._parts(splits, self.kernel), self._parts(blocks[1], self.s)
+            if flat:
+                padded = _padded(self.gradient, ceil_div(self.oh, th) * th, tw)
+                gradient = TensorDescriptor.from_tensor(padded.view(-1, self.c2), [th * tw, tile.columns])
+            else:
+                gradient = TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns])
             aw_triton.weight_grad[*blocks, self.taps * splits](
-                TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns]),
-                _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
+                gradient, _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
                 self.kernel, self.s, dw, ds, self.n, self.oh, self.ow, self.c1, self.c2, splits, *self.shape,
-                tile.tiles(1, self.oh, self.ow), _precision(self.images), th, tw, tile.columns, tile.depth, **tile.how,
+                tile.tiles(1, self.oh, self.ow), _precision(self.images), flat,
+                th, tw, tile.columns, tile.depth, **tile.how,
             )  # fmt: skip
             return _sum(dw), _sum(ds)
 
         def tiles() -> list[Launch]:
             return [
-                Launch(
-                    box_within_sample(rows, self.oh, self.ow), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages
-                )
+                Launch(box(rows), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages)
                 for bp, bc, rows, warps, stages in WITHIN_TILES
                 if bp <= most(self.c2) and bc <= most(self.c1)
             ]
 
-        return launch(fastest(("aw weight grad within", *self.key), tiles, launch, self.s.device))
+        return launch(fastest(("aw weight grad within", flat, *self.key), tiles, launch, self.s.device))
 
     def across(self) -> tuple[Tensor, Tensor]:
         """One position of the map in many samples at a time, first for the kernel, then for the multiplier."""

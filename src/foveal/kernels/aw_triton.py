@@ -242,10 +242,14 @@ def input_grad(
 def weight_grad(
     g, x, w, s, dw, ds, N, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """∂s and part ``split`` of ∂K of one kernel position, one sample after the other."""
+    """∂s and part ``split`` of ∂K of one kernel position, one sample after the other.
+
+    FLAT: ∂O is padded so that the boxes are rows of a matrix one after the other, and then goes into the product
+    straight from shared memory, as the image does.
+    """
     T: tl.constexpr = KH * KW
     BK: tl.constexpr = TH * TW
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
@@ -262,7 +266,7 @@ def weight_grad(
     for i in range(begin * STEPS, end * STEPS):
         n, j = i // STEPS, i % STEPS  # boxes of one sample follow each other
         y, z = j // across * TH, j % across * TW
-        gradient = g.load([n, y, z, first2]).reshape(BK, BP)
+        gradient = g.load([i * BK, first2]) if FLAT else g.load([n, y, z, first2]).reshape(BK, BP)
         image = x.load([n, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + first1]).reshape(BK, BC)
         part = tl.dot(gradient.T, image, part, input_precision=PRECISION)
         if STEPS == 1 or j == STEPS - 1:  # this sample's own weight gradient is complete
