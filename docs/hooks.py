@@ -145,10 +145,10 @@ METRICS = {
     "accuracy": "Accuracy",
     "top5_accuracy": "Top-5 accuracy",
     "mean_average_precision": "Mean average precision",
-    "center_mass": "Center-mass on the test documents",
-    "overlap_inner": "Overlap of the true and the confusing class's maps, inner layer",
-    "overlap_last": "Overlap of the true and the confusing class's maps, last layer",
-    "inner_in_last": "Share of inner attention where the last layer attends",
+    "center_mass": "Center-mass",
+    "overlap_inner": "Overlap, inner layer",
+    "overlap_last": "Overlap, last layer",
+    "inner_in_last": "Inner in last",
     "true_positive_strength": "True-positive strength, product of all gates",
     "true_positive_strength_last": "True-positive strength, last gate alone",
     "true_positive_strength_resized": "True-positive strength, product of gates stretched over the image",
@@ -195,7 +195,11 @@ def results(paper: str, folder: Path = RESULTS) -> str:
         here, expected = [row for row in rows if row["table"] == table], about.get(table)
         said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
         known = [row["metric"] for row in here if "/" not in row["metric"]]  # those of one class: see classes()
-        for metric in dict.fromkeys([*(expected.metrics if expected else ()), *known]):
+        metrics = dict.fromkeys([*(expected.metrics if expected else ()), *known])
+        if here and len({row["dataset"] for row in here} | set(expected.datasets if expected else ())) == 1:
+            blocks.append(side_by_side(f"**{here[0]['dataset']}** ({said})", here, metrics, expected))
+            continue
+        for metric in metrics:
             title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
             ran = {(row["model"], row["dataset"]) for row in here}
             blocks.append(block(title, [row for row in here if row["metric"] == metric], expected, ran))
@@ -266,7 +270,7 @@ def read(path: Path) -> list[Row]:
 
 
 def block(title: str, rows: list[Row], expected: Expected | None, ran: Collection[tuple[str, str]] = ()) -> str:
-    """One table: models down, datasets across; an expected one shows all of the paper's, measured or not.
+    """One table of a metric: models down, datasets across; an expected one shows all of the paper's, measured or not.
 
     Where there is one dataset, the size of each model and the time of a training step stand beside it. Models that
     ``ran`` and yet have no value have nothing of the kind that is measured.
@@ -287,6 +291,22 @@ def block(title: str, rows: list[Row], expected: Expected | None, ran: Collectio
         if costs:
             cells += cost(found.get((model, next(iter(columns)))))
         lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n\n".join([title, "\n".join(lines), conditions(rows)])
+
+
+def side_by_side(title: str, rows: list[Row], metrics: Collection[str], expected: Expected | None) -> str:
+    """One table of one dataset: models down, metrics across, then the size of each model and the time of a step."""
+    found = {(row["model"], row["metric"]): row for row in rows}
+    models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
+    costs = any(row.get("step_seconds") for row in rows)
+    heads = [METRICS.get(metric, metric.replace("_", " ").capitalize()) for metric in metrics]
+    heads += ["Parameters", "ms a step"] * costs
+    lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
+    for model in models:
+        ran = [row for (known, _), row in found.items() if known == model]
+        values = [found.get((model, metric)) for metric in metrics]
+        cells = ["–" if row is None and ran else cell(row) for row in values]
+        lines.append(f"| {model} | {' | '.join(cells + (cost(ran[0] if ran else None) if costs else []))} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
 

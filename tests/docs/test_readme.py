@@ -220,8 +220,8 @@ def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
 def test_tables_and_metrics_that_are_not_expected_are_shown_too(tmp_path: Path) -> None:
     row = CTX.replace("table1", "table9").replace("MREF", "VG").replace("accuracy", "weighted_average_precision")
     found = hooks.results("hattnet", write(tmp_path, row))
-    assert "**Weighted average precision** (`hattnet/table9`)" in found
-    assert "| | VG |" in found
+    assert "**VG** (`hattnet/table9`)" in found
+    assert "| | Weighted average precision |" in found
 
 
 def test_classes_stand_beside_the_published_ones(tmp_path: Path) -> None:
@@ -259,10 +259,26 @@ def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
     )
     (tmp_path / "aw.csv").write_text("\n".join([HEADER, row, ""]), encoding="utf-8")
     lines = hooks.results("aw", tmp_path).splitlines()
-    assert "| | CIFAR-10 | parameters | ms a step |" in lines
+    assert "**CIFAR-10** (`aw/cifar10`: one small network and schedule, every mechanism)" in lines
+    assert "| | Accuracy | Parameters | ms a step |" in lines
     assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 | 3.21 |" in lines
     assert "| SE-ResNet-20 | not measured yet |  |  |" in lines
     assert sum(line.endswith("not measured yet.") for line in lines) == 2  # the paper's table, top-1 and top-5
+
+
+def test_metrics_of_one_dataset_stand_side_by_side(tmp_path: Path) -> None:
+    row = "fan/table6,fan/news-{},{},20 News,{},,{},,,1,0.9,0,100,30,60,0.002,bf16,False,some GPU"
+    rows = [
+        row.format("hatt", "Hatt", "accuracy", 0.6),
+        row.format("fan-sup", "FAN-hatt-sup", "center_mass", 0.5),
+        row.format("fan-sup", "FAN-hatt-sup", "accuracy", 0.7),
+    ]
+    (tmp_path / "fan-documents.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
+    lines = hooks.results("fan-documents", tmp_path).splitlines()
+    assert "| | Accuracy | Center-mass | Parameters | ms a step |" in lines
+    assert "| Hatt | 60.00 | – | 100 | 2.00 |" in lines  # ran, and has none
+    assert "| FAN-hatt-unsup | not measured yet | not measured yet |  |  |" in lines
+    assert "| FAN-hatt-sup | 70.00 | 50.00 | 100 | 2.00 |" in lines
 
 
 def test_expected_rows_are_those_of_the_recipes() -> None:
