@@ -230,7 +230,12 @@ COMPARED = {  # pairs of recipes of which the second might be better
             ("accuracy", "demo/confusion", ("gradcam", "ach", "sharpened")),
         )
         for other in others
-    ),
+    )
+    + tuple(
+        ("accuracy", "demo/confusion-baseline", f"icasc/confusion-{other}")
+        for other in ("last-order1", "consistency", "separability", "last-ach", "ach-order2", "gradcam-order2")
+    )
+    + (("accuracy", "icasc/confusion-last-order1", "demo/confusion-sharpened"),),
     "fan-documents": (
         ("accuracy", "fan/news-hatt", "fan/news-fan-unsup"),
         ("accuracy", "fan/news-fan-unsup", "fan/news-fan-sup"),
