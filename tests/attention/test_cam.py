@@ -542,7 +542,7 @@ def test_a_single_position_is_no_map() -> None:
 
 
 def test_second_order_is_possible_with_kernel_shaped_attention():
-    """On small maps AW-convolution has a form that can be differentiated once only; it is not used then."""
+    """On small maps AW-convolution has a form whose second derivative is slow; it is not used then."""
     model = foveal.create_model("aw_cifar_resnet20", num_classes=4).train()
     x, y = torch.rand(4, 3, 16, 16), torch.tensor([0, 1, 2, 3])
     with warnings.catch_warnings():

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.kernels import aw_launch
-from foveal.kernels.aw import aw_conv2d, conv_by_taps, conv_per_sample, fused_conv
+from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fused_conv
 
 cuda = torch.cuda.is_available()
 CASES = {
@@ -102,12 +102,69 @@ def test_who_looks_at_operators_sees_one(tile):
     assert "foveal.aw_conv2d" in torch.fx.experimental.proxy_tensor.make_fx(run)(x.detach()).code
 
 
-def test_a_second_derivative_is_refused(tile):
+@pytest.mark.parametrize("needed", [("x",), ("weight", "scale"), ("x", "weight", "scale", "bias")])
+@pytest.mark.parametrize("form", ["direct", "products"])
+def test_second_derivatives_are_those_of_the_plain_form(form, needed, tile):
+    """Of a gradient that does not depend on the output, too."""
+    how = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+    forms = {
+        "plain": lambda *given: conv_by_taps(*given, **how, groups=1),
+        "direct": lambda *given: fused_conv(*given, *how.values()),
+        "products": lambda *given: conv_by_products(*given, **how, groups=1),
+    }
+    found = {}
+    for name in ("plain", form):
+        leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((5, 4), 3), strict=True))
+        for leaf in leaves:
+            leaves[leaf].requires_grad_(leaf in needed)
+        out, chosen = forms[name](*leaves.values()), [leaves[leaf] for leaf in needed]
+        first = torch.autograd.grad(out.sum() + out.square().sum(), chosen, create_graph=True)
+        found[name] = torch.autograd.grad(sum(each.square().sum() for each in first), chosen, allow_unused=True)
+    torch.testing.assert_close(found[form], found["plain"], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_maps_of_one_position(layout, tile):
+    """As in the last stage of a network on small images, where a mean hands on gradients with odd strides."""
+    leaves = [t.detach().to(memory_format=layout).requires_grad_() for t in inputs((1, 1), 3)[:3]]
+    how = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    found = []
+    for run in (
+        lambda *given: fused_conv(*given, None, *how.values()),
+        lambda *g: conv_by_taps(*g, None, **how, groups=1),
+    ):
+        found.append(torch.autograd.grad(run(*leaves).mean((2, 3)).relu().sum(), leaves))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_batched_gradients_and_transforms(tile):
     x, weight, scale, _ = inputs((3, 3), 3)
-    out = fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1])
-    (first,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        first.sum().backward()
+
+    def run(x):
+        return fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1])
+
+    torch.testing.assert_close(torch.vmap(run)(torch.stack([x, 2 * x])), torch.stack([run(x), run(2 * x)]))
+    g = torch.randn(2, *run(x).shape, device=x.device)
+    (found,) = torch.autograd.grad(run(x), x, g, is_grads_batched=True)
+    torch.testing.assert_close(found, torch.stack([torch.autograd.grad(run(x), x, each)[0] for each in g]))
+
+
+def test_a_backward_that_is_counted_alone(tile):
+    x, weight, scale, _ = inputs((3, 3), 3)
+    out = fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum()
+    with FlopCounterMode(display=False) as count:
+        out.backward()
+    assert count.get_total_flops() == 2 * 2 * 3 * 9 * 24 * 8 * 9
+
+
+@pytest.mark.parametrize(
+    ("n", "side", "expected"),
+    [(64, 14, ["within", "flat", "across"]), (8, 14, ["within", "flat"]), (64, 56, ["within"])],
+)
+def test_ways_to_the_weight_gradient(n, side, expected):
+    g, x = (torch.zeros(n, 8, side, side) for _ in range(2))
+    work = aw_launch._Gradients(g, x, torch.zeros(8, 8, 3, 3), torch.zeros(n, 8, 3, 3), 1, (1, 1), (1, 1))
+    assert work.ways() == expected
 
 
 def test_the_operator_is_registered_properly(tile):
@@ -137,7 +194,7 @@ def test_a_box_covers_the_map_with_least_waste():
 def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, monkeypatch):
     tiles = {}
 
-    def fastest(key, candidates, launch, device):
+    def fastest(key, candidates, launch, device, threads=8):
         tiles[key[0]] = candidates()
         return tiles[key[0]][0]
 

@@ -70,8 +70,8 @@ class KernelAttention(Kernel):
         residual: K + A ⊙ K, or A ⊙ K alone.
         start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
         path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps``, ``products`` or ``fused``; all give the
-            same. ``fused`` is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere; it and ``products`` can be
-            differentiated once.
+            same. ``fused`` is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere. Second derivatives of it
+            and of ``products`` go the way of ``taps``; compiled it has none.
     """
 
     kind = "weight"

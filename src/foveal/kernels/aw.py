@@ -9,17 +9,16 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from foveal.kernels.support import fused_available
 
-_once = True  # whether what can be differentiated only once will do
+_once = True  # whether forms whose second derivative is slow, or missing if compiled, will do
 
 
 @contextlib.contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Inside, AW-convolutions use forms that can be differentiated twice; not for several threads."""
+    """Inside, AW-convolutions use forms whose second derivative is as good as the first; not for several threads."""
     global _once
     before, _once = _once, False
     try:
@@ -29,7 +28,7 @@ def differentiable_twice() -> Iterator[None]:
 
 
 def once_will_do() -> bool:
-    """Whether a form that can be differentiated only once may be used."""
+    """Whether a form without a good second derivative may be used."""
     return _once
 
 
@@ -95,7 +94,7 @@ def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, 
 
 
 def conv_by_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **how: Any) -> Tensor:
-    """As :func:`conv_by_taps` for one group, by a matrix product for each kernel position; differentiable once.
+    """As :func:`conv_by_taps` for one group, by a matrix product for each kernel position.
 
     The fastest plain form where maps are small and channels many: what it keeps grows with the map, whereas a kernel
     for every sample grows with the channels.
@@ -125,16 +124,17 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         """Keep what the gradients need."""
-        x, weight, scale, *ctx.how = inputs
+        x, weight, scale, ctx.stride, ctx.padding, ctx.dilation = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, scale, output[1])
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         """Gradients of input, kernel and multiplier."""
         x, weight, scale, products = ctx.saved_tensors
-        stride, padding, dilation = ctx.how
+        if torch.is_grad_enabled():
+            return *_differentiable(ctx, g, x, weight, scale), None, None, None
+        stride, padding, dilation = ctx.stride, ctx.padding, ctx.dilation
         (c1, height, width), (c2, _, h, w) = x.shape[1:], weight.shape
         images, kernel, s = _padded(x, padding), _by_position(weight), _by_position(scale)
         g = g.permute(0, 2, 3, 1)
@@ -147,6 +147,16 @@ class _Products(torch.autograd.Function):
         dx = dx[:, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 3, 1, 2)
         dw, ds = (part.unflatten(0, (h, w)).permute(2, 3, 0, 1) for part in (dw, ds))
         return dx, dw, ds, None, None, None
+
+
+def _differentiable(ctx: Any, g: Tensor, *inputs: Tensor) -> list[Tensor | None]:
+    """Gradients of input, kernel and multiplier that have a graph of their own, by way of :func:`conv_by_taps`."""
+    x, weight, scale = inputs
+    how = {"stride": ctx.stride, "padding": ctx.padding, "dilation": ctx.dilation, "groups": 1}
+    out = conv_by_taps(x, weight, scale, None, **how)
+    wanted = [each for each, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
+    found = iter(torch.autograd.grad(out, wanted, g, create_graph=True))
+    return [next(found) if need else None for need in ctx.needs_input_grad[:3]]
 
 
 def _padded(x: Tensor, padding: list[int]) -> Tensor:
@@ -249,7 +259,7 @@ aw_conv2d.register_autograd(_gradients, setup_context=_save)
 
 
 class _Direct(torch.autograd.Function):
-    """The same without the operator around it."""
+    """The same without the operator around it, and differentiable as often as one likes."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -260,15 +270,29 @@ class _Direct(torch.autograd.Function):
         return aw_launch.forward(x, weight, scale, bias, stride[0], padding, dilation)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         from foveal.kernels import aw_launch
 
         (x, weight, scale), need = ctx.saved_tensors, ctx.needs_input_grad
+        db = g.sum((0, 2, 3)) if need[3] else None
+        if torch.is_grad_enabled():
+            return *_differentiable(ctx, g, x, weight, scale), db, None, None, None
+        if watched(g):
+            return _gradients(ctx, g)
         wanted = [need[0], need[1] or need[2]]
         dx, dw, ds = aw_launch.backward(g, x, weight, scale, ctx.stride[0], ctx.padding, ctx.dilation, wanted)
-        db = g.sum((0, 2, 3)) if need[3] else None
         return dx, dw if need[1] else None, ds if need[2] else None, db, None, None, None
+
+
+def watched(*tensors: Tensor) -> bool:
+    """Whether a compiler, a tracer, a transform or a mode is to be shown operators, or a tensor is only a stand-in."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors)
+    )
 
 
 def fused_conv(
@@ -277,11 +301,9 @@ def fused_conv(
 ) -> Tensor:  # fmt: skip
     """:func:`aw_conv2d`; without PyTorch's way to an operator in Python, which takes longer than the launches.
 
-    Compilers, tracers, counters of operations and tensors of other kinds are shown the operator.
+    Whoever looks at operators (see :func:`watched`) is shown one.
     """
-    plain = type(x) is Tensor and type(weight) in (Tensor, torch.nn.Parameter) and type(scale) is Tensor
-    watched = torch.compiler.is_compiling() or torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0
-    if watched or not plain:
+    if watched(x, weight, scale):
         return aw_conv2d(x, weight, scale, bias, stride, padding, dilation)
     return _Direct.apply(x, weight, scale, bias, stride, padding, dilation)
 

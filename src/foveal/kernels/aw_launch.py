@@ -108,7 +108,9 @@ def _padded(x: Tensor, h: int, w: int) -> Tensor:
 
 def channels_last(x: Tensor) -> Tensor:
     """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
-    return x.permute(0, 2, 3, 1).contiguous()
+    x = x.permute(0, 2, 3, 1).contiguous()
+    # PyTorch does not care for the stride of an axis of size one; a tensor descriptor does.
+    return x.view(-1).view(x.shape) if 1 in x.shape else x
 
 
 def _interleaved(x: Tensor, stride: int, block: list[int]) -> TensorDescriptor:
@@ -172,7 +174,8 @@ def forward(
         wide = max(c2, PIECE // s.element_size())
         return launches_within(oh, ow, wide, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
 
-    launch(fastest(("aw forward", x.dtype, n, oh, ow, c1, c2, stride, kh), candidates, launch, x.device))
+    key = "aw forward", x.device, x.dtype, _precision(x), n, oh, ow, c1, c2, stride, kh
+    launch(fastest(key, candidates, launch, x.device))
     return out.permute(0, 3, 1, 2)
 
 
@@ -195,11 +198,11 @@ class _Gradients:
         (self.n, self.c1, *self.size), (self.c2, _, kh, kw) = x.shape, weight.shape
         self.taps, self.stride = kh * kw, stride
         self.oh, self.ow = g.shape[2:]
-        self.gradient, self.images = channels_last(g), channels_last(x)
+        self.x, self.gradient = x, channels_last(g)
         self.kernel = channels_last(weight).view(self.c2, self.taps, self.c1)
         self.s = channels_last(scale).view(self.n, self.taps, self.c2)
         self.shape = stride, *padding, *dilation, kh, kw
-        self.key = x.dtype, self.n, self.oh, self.ow, self.c1, self.c2, stride, kh
+        self.key = x.device, x.dtype, _precision(x), self.n, self.oh, self.ow, self.c1, self.c2, stride, kh
 
     def of_input(self) -> Tensor:
         """∂I (N, H, W, C1)."""
@@ -230,7 +233,10 @@ class _Gradients:
         def way(name: str) -> tuple[Tensor, Tensor]:
             return self.across() if name == "across" else self.within(flat=name == "flat")
 
-        return way(fastest(("aw weight grad", *self.key), self.ways, way, self.s.device))
+        self.images = channels_last(self.x)
+        found = way(fastest(("aw weight grad", *self.key), self.ways, way, self.s.device, threads=1))
+        del self.images
+        return found
 
     def ways(self) -> list[str]:
         """Those that may be the fastest."""
@@ -342,8 +348,10 @@ def backward(
     needed: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """∂I, ∂K and ∂s from ∂O, in the shapes of x, weight and scale; ``needed``: of the input, of the other two."""
-    work, (kh, kw) = _Gradients(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
     dx = dw = ds = None
+    if not any(needed):
+        return dx, dw, ds
+    work, (kh, kw) = _Gradients(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
     if needed[1]:  # first, since what it needs meanwhile is then free again
         of_kernel, of_s = work.of_weights()
         dw = of_kernel.to(weight.dtype).unflatten(1, (kh, kw)).permute(0, 3, 1, 2)
