@@ -255,15 +255,18 @@ def comparisons(paper: str, folder: Path = RESULTS) -> str:
 
     path = folder / f"{paper}.csv"
     measured = {(row["metric"], row["recipe"]) for row in read(path)}
-    lines = ["| from | to | points | 95 % interval | p | seeds |", "|---|---|---:|---:|---:|---:|"]
+    lines = ["| metric | from | to | points | 95 % interval | p | seeds |", "|---|---|---|---:|---:|---:|---:|"]
     for metric, first, second in COMPARED[paper]:
         if {(metric, first), (metric, second)} <= measured:
             found = compare(path, first, second, metric)
             points, low, high = (f"{100 * x:+.2f}" for x in (found.difference, found.low, found.high))
-            lines.append(f"| `{first}` | `{second}` | {points} | {low} to {high} | {found.p:.2g} | {found.seeds} |")
+            said = METRICS[metric].lower()
+            lines.append(
+                f"| {said} | `{first}` | `{second}` | {points} | {low} to {high} | {found.p:.2g} | {found.seeds} |"
+            )
     if len(lines) == 2:
         return f"{MISSING.capitalize()}."
-    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric …`."])
+    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric METRIC`."])
 
 
 def read(path: Path) -> list[Row]:

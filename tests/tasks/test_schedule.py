@@ -7,7 +7,7 @@ from torch import nn
 
 from foveal.errors import UserError
 from foveal.recipe import Optim
-from foveal.tasks.schedule import optimiser, rate
+from foveal.tasks.schedule import fused_step, optimiser, rate
 
 
 @pytest.mark.parametrize("step", [0, 7, 100, 10_000])
@@ -126,6 +126,14 @@ def test_every_optimiser_moves_only_what_is_trained(name):
     chosen.step()
     assert (model.weight < before[0]).all()
     assert torch.equal(model.bias, before[1])
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [("cuda", "32", True), ("cuda", "bf16", True), ("cuda", "16", None), ("cpu", "32", None), ("mps", "bf16", None)],
+)
+def test_steps_are_fused_on_a_gpu_unless_gradients_are_scaled(device, precision, expected):
+    assert fused_step(torch.device(device), precision) is expected
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])

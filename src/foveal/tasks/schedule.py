@@ -31,6 +31,14 @@ def rate(optim: Optim, step: int, steps_per_epoch: int, total: int) -> float:
             return 1.0
 
 
+def fused_step(device: torch.device, precision: str) -> bool | None:
+    """Whether the optimiser's step is to be one kernel: on a GPU; None leaves it to PyTorch.
+
+    Not with float16: its scaler would hand the scale of the gradients to the step, behind the back of clipping.
+    """
+    return True if device.type == "cuda" and precision != "16" else None
+
+
 def optimiser(optim: Optim, parameters: Iterable[nn.Parameter], *, fused: bool | None = None) -> torch.optim.Optimizer:
     """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension unless told otherwise.
 

@@ -18,7 +18,7 @@ from foveal.attention.insertion import reattach
 from foveal.data import Source
 from foveal.errors import DataError, UserError
 from foveal.recipe import Loss, Recipe
-from foveal.tasks.schedule import optimiser, rate
+from foveal.tasks.schedule import fused_step, optimiser, rate
 
 SAMPLES = 12  # test samples kept for pictures
 
@@ -74,8 +74,7 @@ class Task(L.LightningModule):
         """The recipe's optimiser, its rate set anew at every step."""
         optim, total = self.recipe.optim, int(self.trainer.estimated_stepping_batches)
         steps = max(1, total // max(1, self.recipe.train.epochs))
-        # A scaler of float16 gradients would have to hand its scale to a fused step, behind the back of clipping.
-        fused = True if self.device.type == "cuda" and self.recipe.train.precision != "16" else None
+        fused = fused_step(self.device, self.recipe.train.precision)
         chosen = optimiser(optim, self.model.parameters(), fused=fused)
         schedule = torch.optim.lr_scheduler.LambdaLR(chosen, lambda step: rate(optim, step, steps, total))
         return {"optimizer": chosen, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
