@@ -309,7 +309,10 @@ def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="A benchmark; lists them if left out.")] = None,
 ) -> None:
-    """Speed and memory, side by side with what you would otherwise run."""
+    """Speed and memory, side by side with what you would otherwise run.
+
+    Options after the name are the benchmark's own: foveal bench NAME -- --help lists them.
+    """
     import runpy
 
     here = Path(__file__).resolve().parent

@@ -46,3 +46,10 @@ def write_text(path: Path, text: str, otherwise: str = ELSEWHERE) -> None:
     """Write a text file, all of it or nothing; arguments as in :func:`writing`."""
     with writing(path, otherwise) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def cache_folder() -> Path:
+    """``FOVEAL_CACHE``, or ``foveal`` in the user's cache folder."""
+    if "FOVEAL_CACHE" in os.environ:
+        return Path(os.environ["FOVEAL_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foveal"

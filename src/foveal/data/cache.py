@@ -15,17 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foveal.files import cache_folder
+
 try:
     import fcntl
 except ImportError:  # pragma: no cover (Windows: replacing the file is still atomic, two processes may both generate)
     fcntl = None  # type: ignore[assignment]
-
-
-def cache_folder() -> Path:
-    """``FOVEAL_CACHE``, or ``foveal`` in the user's cache folder."""
-    if "FOVEAL_CACHE" in os.environ:
-        return Path(os.environ["FOVEAL_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foveal"
 
 
 def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
