@@ -19,18 +19,29 @@ CASES = {
 TILES = {"one sample": (1, 4, 4), "rows of one sample": (1, 4, 4), "one position of many": (16, 1, 1)}
 
 
-@pytest.fixture(params=TILES)
-def tile(request, monkeypatch):
+def use(form, monkeypatch):
     """Small tiles, so that small maps need several, of one form."""
-    across = request.param == "one position of many"
-    tiles = [aw_launch.Launch(TILES[request.param], 16, 16, 4, 1)]
+    across = form == "one position of many"
+    tiles = [aw_launch.Launch(TILES[form], 16, 16, 4, 1)]
     monkeypatch.setattr(aw_launch, "launches_within", lambda *shape: [] if across else tiles)
     monkeypatch.setattr(aw_launch, "launches_across", lambda *shape: tiles if across else [])
     for name in ("WITHIN_TILES", "ACROSS_TILES"):
         monkeypatch.setattr(aw_launch, name, ((16, 16, 16, 4, 1),))
     ways = {"one sample": "within", "rows of one sample": "flat", "one position of many": "across"}
-    monkeypatch.setattr(aw_launch._Gradients, "ways", lambda self: [ways[request.param]])
+    monkeypatch.setattr(aw_launch._Gradients, "ways", lambda self: [ways[form]])
     monkeypatch.setattr(aw_launch._Gradients, "_splits", lambda self, size: [2])
+
+
+@pytest.fixture(params=TILES)
+def tile(request, monkeypatch):
+    """Each form in turn."""
+    use(request.param, monkeypatch)
+
+
+@pytest.fixture
+def one_tile(monkeypatch):
+    """One of them, where it does not matter which."""
+    use("one sample", monkeypatch)
 
 
 def inputs(size, kernel, dtype=torch.float32):
@@ -41,8 +52,11 @@ def inputs(size, kernel, dtype=torch.float32):
     return [t.to(where, dtype).requires_grad_() for t in (x, weight, scale, bias)]
 
 
-@pytest.mark.parametrize("form", [aw_conv2d, fused_conv], ids=["operator", "direct"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [*((case, fused_conv) for case in CASES), ("stride, odd size", aw_conv2d)],
+    ids=[*CASES, "as an operator"],
+)
 def test_equals_the_plain_form(case, form, tile):
     size, stride, padding, dilation, kernel = CASES[case]
     leaves = inputs(size, kernel)
@@ -78,7 +92,7 @@ def test_half_precision(dtype, tile):
 
 @pytest.mark.parametrize("needed", ["x", "weight", "scale", "bias"])
 @pytest.mark.parametrize("form", [aw_conv2d, fused_conv], ids=["operator", "direct"])
-def test_only_what_is_needed_has_a_gradient(form, needed, tile):
+def test_only_what_is_needed_has_a_gradient(form, needed, one_tile):
     leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((3, 3), 3), strict=True))
     for name, leaf in leaves.items():
         leaf.requires_grad_(name == needed)
@@ -86,7 +100,7 @@ def test_only_what_is_needed_has_a_gradient(form, needed, tile):
     assert [name for name, leaf in leaves.items() if leaf.grad is not None] == [needed]
 
 
-def test_who_looks_at_operators_sees_one(tile):
+def test_who_looks_at_operators_sees_one(one_tile):
     """A counter and a tracer are shown the operator; otherwise the kernels are launched without it."""
     x, weight, scale, _ = (t.detach() for t in inputs((3, 3), 3))
 
@@ -104,7 +118,7 @@ def test_who_looks_at_operators_sees_one(tile):
 
 @pytest.mark.parametrize("needed", [("x",), ("weight", "scale"), ("x", "weight", "scale", "bias")])
 @pytest.mark.parametrize("form", ["direct", "products"])
-def test_second_derivatives_are_those_of_the_plain_form(form, needed, tile):
+def test_second_derivatives_are_those_of_the_plain_form(form, needed, one_tile):
     """Of a gradient that does not depend on the output, too."""
     how = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
     forms = {
@@ -137,7 +151,7 @@ def test_maps_of_one_position(layout, tile):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_batched_gradients_and_transforms(tile):
+def test_batched_gradients_and_transforms(one_tile):
     x, weight, scale, _ = inputs((3, 3), 3)
 
     def run(x):
@@ -149,7 +163,7 @@ def test_batched_gradients_and_transforms(tile):
     torch.testing.assert_close(found, torch.stack([torch.autograd.grad(run(x), x, each)[0] for each in g]))
 
 
-def test_a_backward_that_is_counted_alone(tile):
+def test_a_backward_that_is_counted_alone(one_tile):
     x, weight, scale, _ = inputs((3, 3), 3)
     out = fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum()
     with FlopCounterMode(display=False) as count:
@@ -167,14 +181,14 @@ def test_ways_to_the_weight_gradient(n, side, expected):
     assert work.ways() == expected
 
 
-def test_the_operator_is_registered_properly(tile):
+def test_the_operator_is_registered_properly(one_tile):
     x, weight, scale, bias = inputs((3, 3), 3)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
     found = torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
     assert found == dict.fromkeys(checks, "SUCCESS")
 
 
-def test_the_operator_counts_as_many_operations_as_the_convolution(tile):
+def test_the_operator_counts_as_many_operations_as_the_convolution(one_tile):
     x, weight, scale, _ = inputs((3, 3), 3)
     with FlopCounterMode(display=False) as ours:
         aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
