@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hooks import MISSING, RESULTS, ROOT, TABLES, block, read
+from expected import TABLES
+from result_tables import MISSING, RESULTS, ROOT, block, read
 
 BLOCK = re.compile(r"<!-- table:(\S+) (\S+) (\S+) -->\n.*?<!-- /table -->", re.DOTALL)
 

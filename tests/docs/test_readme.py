@@ -31,7 +31,10 @@ def load(script: str):
     return sys.modules[script]
 
 
-listings, hooks, tables = load("listings"), load("hooks"), load("tables")
+# Each needs those before it.
+listings, expected, result_tables, charts, hooks, tables = map(
+    load, ("listings", "expected", "result_tables", "charts", "hooks", "tables")
+)
 
 
 # Examples -----------------------------------------------------------------
@@ -195,11 +198,11 @@ def test_script_replaces_only_the_block(tmp_path: Path) -> None:
 
 
 def test_no_file_is_not_measured_yet(tmp_path: Path) -> None:
-    assert hooks.results("hattnet", tmp_path).startswith("Not measured yet")
+    assert result_tables.results("hattnet", tmp_path).startswith("Not measured yet")
 
 
 def test_table_has_models_down_and_datasets_across(tmp_path: Path) -> None:
-    found = hooks.results("hattnet", write(tmp_path, CTX))
+    found = result_tables.results("hattnet", write(tmp_path, CTX))
     lines = found.splitlines()
     assert lines.count("| | MREF | MDIST | MBG |") == 1  # the other five tables have no row
     rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ") and "MREF" not in line]
@@ -211,7 +214,7 @@ def test_table_has_models_down_and_datasets_across(tmp_path: Path) -> None:
 
 def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
     row = CTX.replace("0.9851,0.98,0.0012,-0.0051,3", ",0.5,,,1").replace("False", "True")
-    found = hooks.results("hattnet", write(tmp_path, row.replace("accuracy", "true_positive_strength_last")))
+    found = result_tables.results("hattnet", write(tmp_path, row.replace("accuracy", "true_positive_strength_last")))
     assert r"| HAttNet-CTX | 50.00\* |" in found
     assert "1 seed; precision 32" in found
     assert "stand-in" in found
@@ -219,7 +222,7 @@ def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
 
 def test_tables_and_metrics_that_are_not_expected_are_shown_too(tmp_path: Path) -> None:
     row = CTX.replace("table1", "table9").replace("MREF", "VG").replace("accuracy", "weighted_average_precision")
-    found = hooks.results("hattnet", write(tmp_path, row))
+    found = result_tables.results("hattnet", write(tmp_path, row))
     assert "**VG** (`hattnet/table9`)" in found
     assert "| | Weighted average precision |" in found
 
@@ -233,15 +236,15 @@ def test_classes_stand_beside_the_published_ones(tmp_path: Path) -> None:
         row.format("baseline", "Lite0", "mean_average_precision"),
     ]
     (tmp_path / "icasc.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
-    assert hooks.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines() == [
+    assert result_tables.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines() == [
         "| class | ResNet-18 | ours, Lite0 | ours, Lite0 + ICASC A_ch |",
         "|---|---:|---:|---:|",
         "| cat | 93.91 | 92.50 | 50.00 |",
         "| mean | 77.44 | 50.00 |  |",
     ]
-    assert "average_precision/" not in hooks.results("icasc", tmp_path)
+    assert "average_precision/" not in result_tables.results("icasc", tmp_path)
     (tmp_path / "icasc.csv").unlink()
-    assert "| cat | 93.91 |" in hooks.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines()
+    assert "| cat | 93.91 |" in result_tables.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines()
 
 
 def test_columns_are_those_that_reproduce_writes() -> None:
@@ -258,7 +261,7 @@ def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
         "False,some GPU"
     )
     (tmp_path / "aw.csv").write_text("\n".join([HEADER, row, ""]), encoding="utf-8")
-    lines = hooks.results("aw", tmp_path).splitlines()
+    lines = result_tables.results("aw", tmp_path).splitlines()
     assert "**CIFAR-10** (`aw/cifar10`: one small network and schedule, every mechanism)" in lines
     assert "| | Accuracy | Parameters | ms a step |" in lines
     assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 | 3.21 |" in lines
@@ -274,7 +277,7 @@ def test_metrics_of_one_dataset_stand_side_by_side(tmp_path: Path) -> None:
         row.format("fan-sup", "FAN-hatt-sup", "accuracy", 0.7),
     ]
     (tmp_path / "fan-documents.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
-    lines = hooks.results("fan-documents", tmp_path).splitlines()
+    lines = result_tables.results("fan-documents", tmp_path).splitlines()
     assert "| | Accuracy | Center-mass | Parameters | ms a step |" in lines
     assert "| Hatt | 60.00 | – | 100 | 2.00 |" in lines  # ran, and has none
     assert "| FAN-hatt-unsup | not measured yet | not measured yet |  |  |" in lines
@@ -286,10 +289,10 @@ def test_expected_rows_are_those_of_the_recipes() -> None:
     from foveal.recipe import load as recipe
 
     published = [cell for name in available() if (cell := recipe(name).published) is not None]
-    for known in hooks.TABLES.values():
-        for table, expected in known.items():
+    for known in expected.TABLES.values():
+        for table, about in known.items():
             cells = {(cell.row, cell.column) for cell in published if cell.table == table}
-            assert cells == {(row, column) for row in expected.models for column in expected.datasets}
+            assert cells == {(row, column) for row in about.models for column in about.datasets}
 
 
 # Keys ---------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""``results/bench-NAME.csv`` as bar charts and tables."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from result_tables import RESULTS, Row, read
+
+
+def bench(name: str, folder: Path = RESULTS) -> str:
+    """``results/bench-NAME.csv`` as bar charts of the ratio to the plain form, and every figure in a table."""
+    rows = read(folder / f"bench-{name}.csv")
+    if not rows:
+        command = f"python benchmarks/{name}.py --csv results/bench-{name}.csv"
+        return f"Not measured yet. This command makes the numbers:\n\n    {command}"
+    if "ratio to plain" not in rows[0]:
+        return plain_table(rows)
+    charts = []
+    for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
+        here = [row for row in rows if (row["measure"], row["batch"]) == (measure, batch) and row["form"] != "plain"]
+        said = "peak memory" if measure == "peak MiB" else measure.removesuffix(" ms")
+        charts.append(bars(f"{said}, batch {batch}: times the plain form", here))
+    heads = ("what", "form", "batch", "measure", "value", "ratio to plain")
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|---|---:|---:|"]
+    lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
+    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
+    table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
+    return "\n\n".join([where, '<div class="bench">' + "".join(charts) + "</div>", table])
+
+
+def plain_table(rows: list[Row]) -> str:
+    """Every figure of a benchmark; what is the same in all rows stands before them."""
+    same = [head for head in rows[0] if len({row[head] for row in rows}) == 1]
+    heads = [head for head in rows[0] if head not in same]
+    lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * len(heads)]
+    lines += [f"| {' | '.join(short(row[head]) for head in heads)} |" for row in rows]
+    said = [f"{head} {rows[0][head]}" if rows[0][head].isdigit() else rows[0][head] for head in same if rows[0][head]]
+    return "\n".join([", ".join(said) + ".", "", *lines])
+
+
+def short(text: str) -> str:
+    """A number of many digits with four of them.
+
+    >>> short("0.0042553190141916275"), short("16384"), short("light")
+    ('0.004255', '16384', 'light')
+    """
+    return f"{float(text):.4g}" if re.fullmatch(r"[\d.]{8,}", text) else text
+
+
+def bars(title: str, rows: list[Row]) -> str:
+    """Ratios as horizontal bars on a logarithmic scale, grouped by what was measured, as inline SVG."""
+    forms = list(dict.fromkeys(row["form"] for row in rows))
+    longest = max(2.0, *(float(row["ratio to plain"]) for row in rows))
+    left, right, line, gap = 118, 372, 15, 9
+
+    def across(ratio: float) -> float:
+        return left + (right - left) * max(0.0, math.log(ratio)) / math.log(longest)
+
+    parts, y, group = [], 30, ""
+    for row in rows:
+        if row["what"] != group:
+            y += gap if group else 0
+            parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{row["what"]}</text>')
+            group = row["what"]
+        ratio, ink = float(row["ratio to plain"]), COLOURS[forms.index(row["form"]) % len(COLOURS)]
+        parts.append(f'<rect x="{left}" y="{y}" width="{max(1, across(ratio) - left):.1f}" height="12" fill="{ink}"/>')
+        said = f"{ratio:.2f}× {row['form']}"
+        parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{said}</text>')
+        y += line
+    return (
+        f'<svg viewBox="0 0 480 {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'
+        f'<text x="4" y="14" font-size="12" font-weight="600">{title}</text>{"".join(parts)}</svg>'
+    )
+
+
+COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
