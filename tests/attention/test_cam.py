@@ -497,7 +497,7 @@ def test_a_layer_that_returns_more_than_its_features() -> None:
     torch.testing.assert_close(foveal.cam(model, x, 1, "block"), foveal.cam(model, x, 1, "block.conv"))
 
 
-def bad(model: nn.Module, message: str, target: object = 1, at: object = "last", **options) -> None:
+def assert_refused(model: nn.Module, message: str, target: object = 1, at: object = "last", **options) -> None:
     before = state(model)
     with pytest.raises(UserError, match=message):
         foveal.cam(model, images(2), target, at, **options)
@@ -506,19 +506,25 @@ def bad(model: nn.Module, message: str, target: object = 1, at: object = "last",
 
 def test_bad_input_says_what_to_do() -> None:
     model = net()
-    bad(model, r"layer head puts out \(2, 5\), which is no map .*choose one before pooling, such as last", at="head")
-    bad(model, "unknown layer 'pointwize'; did you mean 'pointwise'", at="pointwize")
-    bad(model, "the list is empty", at=[])
-    bad(model, r"target must be between 0 and 4, got 5 to 5", target=5)
-    bad(model, r"target must be \(2,\) or \(2, K\) for this batch, got \(3,\)", target=torch.tensor([1, 2, 3]))
-    bad(model, "target must hold class numbers", target=torch.tensor([0.5, 1.0]))
-    bad(model, "unknown kind 'gradcamm'; did you mean 'gradcam'", kind="gradcamm")
-    bad(model, "order=3: expected 1", order=3)
-    bad(model, "unknown batch_norm 'thawed'", batch_norm="thawed")
-    bad(model, r"reshape must give \(N, C, H, W\)", at="head", reshape=lambda t: t)
-    bad(Returns(lambda y: y[:, :, None]), r"must return class scores \(N, classes\), got shape", at="inner.last")
-    bad(Returns(lambda y: "no"), r"must return class scores \(N, classes\), got str", at="inner.last")
-    bad(Returns(lambda y: y.detach()), "have no graph", at="inner.last")
+    assert_refused(
+        model, r"layer head puts out \(2, 5\), which is no map .*choose one before pooling, such as last", at="head"
+    )
+    assert_refused(model, "unknown layer 'pointwize'; did you mean 'pointwise'", at="pointwize")
+    assert_refused(model, "the list is empty", at=[])
+    assert_refused(model, r"target must be between 0 and 4, got 5 to 5", target=5)
+    assert_refused(
+        model, r"target must be \(2,\) or \(2, K\) for this batch, got \(3,\)", target=torch.tensor([1, 2, 3])
+    )
+    assert_refused(model, "target must hold class numbers", target=torch.tensor([0.5, 1.0]))
+    assert_refused(model, "unknown kind 'gradcamm'; did you mean 'gradcam'", kind="gradcamm")
+    assert_refused(model, "order=3: expected 1", order=3)
+    assert_refused(model, "unknown batch_norm 'thawed'", batch_norm="thawed")
+    assert_refused(model, r"reshape must give \(N, C, H, W\)", at="head", reshape=lambda t: t)
+    assert_refused(
+        Returns(lambda y: y[:, :, None]), r"must return class scores \(N, classes\), got shape", at="inner.last"
+    )
+    assert_refused(Returns(lambda y: "no"), r"must return class scores \(N, classes\), got str", at="inner.last")
+    assert_refused(Returns(lambda y: y.detach()), "have no graph", at="inner.last")
 
 
 def test_layers_that_the_scores_do_not_come_from() -> None:
@@ -531,8 +537,8 @@ def test_layers_that_the_scores_do_not_come_from() -> None:
             self.aside(x)
             return super().forward(x)
 
-    bad(Aside(), "layer unused did not run", at="unused")
-    bad(Aside(), "scores do not depend on layer aside", at="aside")
+    assert_refused(Aside(), "layer unused did not run", at="unused")
+    assert_refused(Aside(), "scores do not depend on layer aside", at="aside")
 
 
 def test_a_single_position_is_no_map() -> None:

@@ -35,7 +35,7 @@ def brute_force(attention: Tensor, mask: Tensor, thresholds: list[float], normal
     return torch.tensor(precision), torch.tensor(recall)
 
 
-def same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
 
@@ -46,12 +46,14 @@ def test_equals_brute_force(seed: int, normalise: bool, n: int, h: int, w: int) 
     attention[0] = 0
     levels = [-0.5, 0.0, 0.125, 0.25, 0.25, 0.5, 0.7, 1.0, 1.5]
     found = attention_precision_recall(attention, mask, torch.tensor(levels), normalise=normalise)
-    same(found, brute_force(attention, mask, levels, normalise))
+    assert_same(found, brute_force(attention, mask, levels, normalise))
 
 
 def test_an_int_spaces_the_thresholds_evenly() -> None:
     attention, mask = maps(3)
-    same(attention_precision_recall(attention, mask, 5), brute_force(attention, mask, [0, 0.25, 0.5, 0.75, 1], True))
+    assert_same(
+        attention_precision_recall(attention, mask, 5), brute_force(attention, mask, [0, 0.25, 0.5, 0.75, 1], True)
+    )
     assert attention_precision_recall(attention, mask)[0].shape == (101,)
 
 
@@ -79,7 +81,7 @@ def test_recall_falls_from_one(seed: int) -> None:
 @given(seeds, st.sampled_from([2.0**k for k in range(-20, 21)]))
 def test_normalised_maps_have_no_scale(seed: int, factor: float) -> None:
     attention, mask = maps(seed)
-    same(
+    assert_same(
         attention_precision_recall(attention * factor, mask, 17),
         attention_precision_recall(attention, mask, 17),
     )
@@ -110,7 +112,9 @@ def test_no_samples() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     attention, mask = maps(4)  # eighths are exact in every dtype
-    same(attention_precision_recall(attention.to(dtype), mask, 9), attention_precision_recall(attention, mask, 9))
+    assert_same(
+        attention_precision_recall(attention.to(dtype), mask, 9), attention_precision_recall(attention, mask, 9)
+    )
 
 
 def test_a_value_reaches_its_own_threshold_in_float64() -> None:
