@@ -1,4 +1,7 @@
-"""Files that are written whole or not at all: a crash or a full disk never destroys what was good."""
+"""Files that are written whole or not at all: a crash or a full disk never destroys what was good.
+
+Also where the cache lies.
+"""
 
 from __future__ import annotations
 

@@ -137,6 +137,14 @@ def test_second_derivatives_are_those_of_the_plain_form(form, needed, one_tile):
     torch.testing.assert_close(found[form], found["plain"], rtol=1e-3, atol=1e-3)
 
 
+def test_a_graph_for_the_gradient_of_the_bias_alone(one_tile):
+    x, weight, scale, bias = (t.detach() for t in inputs((3, 3), 3))
+    out = fused_conv(x, weight, scale, bias.requires_grad_(), [1, 1], [1, 1], [1, 1])
+    (first,) = torch.autograd.grad(out.square().sum(), bias, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), bias)
+    torch.testing.assert_close(second, torch.full_like(bias, 2 * 3 * 9))  # samples and positions
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_maps_of_one_position(layout, tile):
     """As in the last stage of a network on small images, where a mean hands on gradients with odd strides."""

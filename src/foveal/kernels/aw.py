@@ -151,12 +151,14 @@ class _Products(torch.autograd.Function):
 
 def _differentiable(ctx: Any, g: Tensor, *inputs: Tensor) -> list[Tensor | None]:
     """Gradients of input, kernel and multiplier that have a graph of their own, by way of :func:`conv_by_taps`."""
-    x, weight, scale = inputs
+    needed = ctx.needs_input_grad[:3]
+    wanted = [each for each, need in zip(inputs, needed, strict=True) if need]
+    if not wanted:
+        return [None] * 3
     how = {"stride": ctx.stride, "padding": ctx.padding, "dilation": ctx.dilation, "groups": 1}
-    out = conv_by_taps(x, weight, scale, None, **how)
-    wanted = [each for each, need in zip(inputs, ctx.needs_input_grad, strict=False) if need]
-    found = iter(torch.autograd.grad(out, wanted, g, create_graph=True))
-    return [next(found) if need else None for need in ctx.needs_input_grad[:3]]
+    x, weight, scale = inputs
+    found = iter(torch.autograd.grad(conv_by_taps(x, weight, scale, None, **how), wanted, g, create_graph=True))
+    return [next(found) if need else None for need in needed]
 
 
 def _padded(x: Tensor, padding: list[int]) -> Tensor:

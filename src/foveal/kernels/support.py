@@ -20,9 +20,7 @@ def on_its_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Conca
 
     @wraps(launch)
     def there(x: Tensor, *args: P.args, **kwargs: P.kwargs) -> R:
-        if not x.is_cuda or x.device.index == torch.cuda.current_device():
-            return launch(x, *args, **kwargs)
-        with torch.cuda.device(x.device):
+        with torch.cuda.device_of(x):
             return launch(x, *args, **kwargs)
 
     return there
