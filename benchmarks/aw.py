@@ -28,7 +28,7 @@ from foveal.models.registry import any_model
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224
 SMALL = tuple(f"{mechanism}cifar_resnet20" for mechanism in ("", "aw_", "se_", "aw_se_", "cbam_", "aw_cbam_"))
-MODELS = {("resnet50", "aw_resnet50"): 224, SMALL: 32}  # side of their images
+MODELS = {"resnet50": (("resnet50", "aw_resnet50"), 224), "cifar_resnet20": (SMALL, 32)}  # and the side of images
 HOW: dict[str, Any] = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
 FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda x, w, s: F.conv2d(x, w, padding=1),
@@ -105,6 +105,7 @@ def main() -> None:
         "--forms", nargs="+", choices=FORMS, default=list(FORMS), help="of the convolution; plain always"
     )
     parser.add_argument("--only", choices=("convolution", "model"), help="one half of it")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="whole ones")
     parser.add_argument("--compile", action="store_true", help="whole models also with torch.compile")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
@@ -140,14 +141,14 @@ def main() -> None:
                 plain = plain or found
                 show(f"3×3 {channels} at {side}×{side}", form, batch, found, plain)
     if options.only != "convolution":
-        for (names, side), batch, compiled in itertools.product(
-            MODELS.items(), batches, (False, True) if options.compile else (False,)
+        for model, batch, compiled in itertools.product(
+            options.models, batches, (False, True) if options.compile else (False,)
         ):
-            plain = {}
+            (names, side), plain = MODELS[model], {}
             for name in names:
                 found = training_step(name, batch, side, device, compiled)
                 plain = plain or found
-                show(f"{names[0]} step" + ", compiled" * compiled, name, batch, found, plain)
+                show(f"{model} step" + ", compiled" * compiled, name, batch, found, plain)
     if options.csv:
         write_rows(options.csv, rows)
 
