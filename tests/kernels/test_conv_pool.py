@@ -9,11 +9,6 @@ from foveal.kernels.conv_pool import conv_pool
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@pytest.fixture(autouse=True)
-def _exact(monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
 @pytest.mark.parametrize("shape", [(3, 3, 21, 18), (2, 4, 9, 8), (1, 1, 4, 5)])
 def test_equals_convolution_then_pooling(shape):
     torch.manual_seed(0)
