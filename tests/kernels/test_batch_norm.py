@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from foveal.kernels.batch_norm import SecondOrderBatchNorm
+from foveal.kernels.second_order import SecondOrder
 
 SHAPES = {"maps": (4, 3, 5, 2), "vectors": (7, 3), "sequences": (4, 3, 6)}
 
@@ -21,7 +21,7 @@ def test_derivatives(shape):
     x, weight, bias = inputs(shape)
 
     def norm(x, weight, bias):
-        with SecondOrderBatchNorm():
+        with SecondOrder():
             return F.batch_norm(x, None, None, weight, bias, training=True)
 
     assert torch.autograd.gradcheck(norm, (x, weight, bias))
@@ -44,7 +44,7 @@ def test_equals_that_of_pytorch(layout, dtype, compile):
         second = torch.autograd.grad((first.float() * weights[1]).sum(), (x, layer.weight, layer.bias))
         return [t.detach() for t in (out, first, *second, layer.running_mean, layer.running_var)]
 
-    ours, theirs = both(SecondOrderBatchNorm(compile=compile)), both(torch.enable_grad())
+    ours, theirs = both(SecondOrder(compile=compile)), both(torch.enable_grad())
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype
         if dtype == torch.float32:
@@ -56,7 +56,7 @@ def test_equals_that_of_pytorch(layout, dtype, compile):
 def test_what_it_does_not_serve_is_left_alone():
     layer = nn.BatchNorm1d(3).eval()
     x = torch.randn(4, 3, requires_grad=True)
-    with SecondOrderBatchNorm():
+    with SecondOrder():
         assert "Batch" in layer(x).grad_fn.name()
         torch.testing.assert_close(layer(x), F.batch_norm(x, layer.running_mean, layer.running_var, eps=layer.eps))
         with pytest.raises(ValueError, match="more than 1 value per channel"):

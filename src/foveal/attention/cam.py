@@ -24,7 +24,7 @@ from foveal.attention.graph import between, once_only, runs_once
 from foveal.attention.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw import differentiable_twice
-from foveal.kernels.batch_norm import SecondOrderBatchNorm
+from foveal.kernels.second_order import SecondOrder
 
 Kind = Literal["channel", "gradcam"]
 BatchNorm = Literal["coupled", "frozen"]
@@ -169,7 +169,7 @@ def twice_differentiable(order: int, taps: Taps, *, compile: bool = False) -> It
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(differentiable_twice())
             if not taps.compiled:
-                stack.enter_context(SecondOrderBatchNorm(lambda: bool(taps.outputs), compile=compile))
+                stack.enter_context(SecondOrder(lambda: bool(taps.outputs), compile=compile))
         yield
 
 

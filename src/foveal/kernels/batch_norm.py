@@ -16,49 +16,33 @@ Forward pass and first derivative are PyTorch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 _compiled: Any = None
 
 
-class SecondOrderBatchNorm(TorchFunctionMode):
-    """Context manager: inside it, batch norms in training mode are of this kind.
-
-    Args:
-        wanted: says of the next one whether it shall be.
-        compile: let ``torch.compile`` fuse their second derivative.
-    """
-
-    def __init__(self, wanted: Callable[[], bool] = lambda: True, *, compile: bool = False) -> None:
-        super().__init__()
-        self.wanted, self.compile = wanted, compile
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.batch_norm and self.wanted():
-            return self._batch_norm(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-    def _batch_norm(
-        self,
-        x: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        few = x.numel() <= x.shape[1]  # nothing to normalise, which PyTorch refuses
-        if not training or weight is None or bias is None or not torch.is_grad_enabled() or few:
-            return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-        return _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps, self.compile)
+def second_order_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    compile: bool = False,
+) -> Tensor:
+    """As :func:`torch.nn.functional.batch_norm`; ``compile``: let ``torch.compile`` fuse the second derivative."""
+    few = x.numel() <= x.shape[1]  # nothing to normalise, which PyTorch refuses
+    if not training or weight is None or bias is None or not torch.is_grad_enabled() or few:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+    out: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps, compile)
+    return out
 
 
 class _BatchNorm(torch.autograd.Function):
