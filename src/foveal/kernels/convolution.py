@@ -6,8 +6,8 @@ gradients are linear in g, the gradient of O, as O is in x and w::
 
     X(g, w) = ∂⟨O, g⟩/∂x        W(x, g) = ∂⟨O, g⟩/∂w
 
-so that each of the three is differentiated by the other two, as often as one likes: if v is the gradient of X, then that
-of g is conv(v, w) and that of w is W(v, g); if u is the gradient of W, that of x is X(g, u) and that of g conv(x, u).
+so that each of the three is differentiated by the other two, as often as one likes: if v is the gradient of X, that of
+g is conv(v, w) and that of w is W(v, g); if u is the gradient of W, that of x is X(g, u) and that of g conv(x, u).
 """
 
 from __future__ import annotations
