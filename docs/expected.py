@@ -7,12 +7,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """A table that is to be measured: what it is, and its metrics, rows and columns in order."""
+    """A table that is to be measured: what it is, and its metrics, rows and columns in order.
+
+    Times of steps are not shown where runs had very different company on their GPU.
+    """
 
     about: str
     metrics: tuple[str, ...]
     models: tuple[str, ...]
     datasets: tuple[str, ...]
+    timed: bool = True
 
 
 _HATTNET = (
@@ -80,7 +84,9 @@ TABLES = {  # the tables that are expected, whatever the file holds
         "hattnet/table1-ours": Expected("the same networks with more data and our schedule", *_HATTNET),
     },
     "aw": {
-        "aw/cifar10": Expected("one small network and schedule, every mechanism", _TOP[:1], _SMALL, ("CIFAR-10",)),
+        "aw/cifar10": Expected(
+            "one small network and schedule, every mechanism", _TOP[:1], _SMALL, ("CIFAR-10",), timed=False
+        ),
         "aw/table1": Expected("the paper's table", _TOP, _RESNETS + _MOBILENETS, ("ImageNet",)),
     },
     "icasc": {
@@ -95,7 +101,9 @@ TABLES = {  # the tables that are expected, whatever the file holds
         ),
         "icasc/voc2012": Expected("the supplement's settings", _MAP, _rows("ResNet-18"), ("VOC 2012",)),
         "icasc/voc2012-lite": Expected("a small pretrained network", _MAP, _rows("Lite0"), ("VOC 2012",)),
-        "icasc/ablation": Expected("VOC 2012, the small network, A_ch unless said", _MAP, _SHARPENED, ("VOC 2012",)),
+        "icasc/ablation": Expected(
+            "VOC 2012, the small network, A_ch unless said", _MAP, _SHARPENED, ("VOC 2012",), timed=False
+        ),
         "icasc/cub100-lite": Expected("a small pretrained network", _TOP[:1], _rows("Lite0"), ("CUB-100",)),
         "icasc/cifar100": Expected("the supplement's settings", _TOP[:1], _rows("ResNet-110"), ("CIFAR-100",)),
         "icasc/caltech256": Expected(
@@ -128,6 +136,10 @@ METRICS = {
     "true_positive_strength_resized": "True-positive strength, product of gates stretched over the image",
 }
 COMPARED = {  # pairs of recipes of which the second might be better
+    "aw": tuple(
+        ("accuracy", f"aw/cifar10-{first}resnet20", f"aw/cifar10-{second}resnet20")
+        for first, second in (("", "aw-"), ("", "se-"), ("", "cbam-"), ("se-", "aw-se-"), ("cbam-", "aw-cbam-"))
+    ),
     "icasc": tuple(
         (metric, f"{recipe}-baseline", f"{recipe}-{other}")
         for metric, recipe, others in (

@@ -96,7 +96,8 @@ def block(title: str, rows: list[Row], expected: Expected | None, ran: Collectio
     models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
     columns = dict.fromkeys([*(expected.datasets if expected else ()), *(dataset for _, dataset in found)])
     costs = len(columns) == 1 and any(row.get("step_seconds") for row in rows)
-    heads = [*columns, *(("parameters", "ms a step") if costs else ())]
+    timed = expected is None or expected.timed
+    heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in models:
         cells = [
@@ -104,7 +105,7 @@ def block(title: str, rows: list[Row], expected: Expected | None, ran: Collectio
             for dataset in columns
         ]
         if costs:
-            cells += cost(found.get((model, next(iter(columns)))))
+            cells += cost(found.get((model, next(iter(columns)))), timed)
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
@@ -113,26 +114,26 @@ def side_by_side(title: str, rows: list[Row], metrics: Collection[str], expected
     """One table of one dataset: models down, metrics across, then the size of each model and the time of a step."""
     found = {(row["model"], row["metric"]): row for row in rows}
     models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
-    costs = any(row.get("step_seconds") for row in rows)
+    costs, timed = any(row.get("step_seconds") for row in rows), expected is None or expected.timed
     heads = [METRICS.get(metric, metric.replace("_", " ").capitalize()) for metric in metrics]
-    heads += ["Parameters", "ms a step"] * costs
+    heads += ["Parameters"] * costs + ["ms a step"] * (costs and timed)
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in models:
         ran = [row for (known, _), row in found.items() if known == model]
         values = [found.get((model, metric)) for metric in metrics]
         cells = ["–" if row is None and ran else cell(row) for row in values]
-        lines.append(f"| {model} | {' | '.join(cells + (cost(ran[0] if ran else None) if costs else []))} |")
+        lines.append(f"| {model} | {' | '.join(cells + (cost(ran[0] if ran else None, timed) if costs else []))} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
 
-def cost(row: Row | None) -> list[str]:
-    """Parameters, and milliseconds of a training step.
+def cost(row: Row | None, timed: bool = True) -> list[str]:
+    """Parameters, and if ``timed`` milliseconds of a training step.
 
     >>> cost({"parameters": "269722", "step_seconds": "0.00123"})
     ['269,722', '1.23']
     """
     step = "" if row is None or not row.get("step_seconds") else f"{1000 * float(row['step_seconds']):.2f}"
-    return ["" if row is None else f"{int(row['parameters']):,}", step]
+    return ["" if row is None else f"{int(row['parameters']):,}", *[step] * timed]
 
 
 def cell(row: Row | None) -> str:

@@ -255,7 +255,7 @@ def test_columns_are_those_that_reproduce_writes() -> None:
     assert HEADER.split(",") in written
 
 
-def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
+def test_one_dataset_leaves_room_for_size(tmp_path: Path) -> None:
     row = (
         "aw/cifar10,aw/cifar10-aw-resnet20,AW-ResNet-20,CIFAR-10,accuracy,,0.9,0.01,,3,0.9,0,286890,30,60,0.00321,bf16,"
         "False,some GPU"
@@ -263,9 +263,9 @@ def test_one_dataset_leaves_room_for_size_and_time(tmp_path: Path) -> None:
     (tmp_path / "aw.csv").write_text("\n".join([HEADER, row, ""]), encoding="utf-8")
     lines = result_tables.results("aw", tmp_path).splitlines()
     assert "**CIFAR-10** (`aw/cifar10`: one small network and schedule, every mechanism)" in lines
-    assert "| | Accuracy | Parameters | ms a step |" in lines
-    assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 | 3.21 |" in lines
-    assert "| SE-ResNet-20 | not measured yet |  |  |" in lines
+    assert "| | Accuracy | Parameters |" in lines  # no time of a step: these runs had changing company
+    assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 |" in lines
+    assert "| SE-ResNet-20 | not measured yet |  |" in lines
     assert sum(line.endswith("not measured yet.") for line in lines) == 2  # the paper's table, top-1 and top-5
 
 
