@@ -32,19 +32,19 @@ LARGEST = 2**28  # numbers in all kernels of a batch
 MODES = ("kernel", "channel", "local", "output")
 
 
-def expand(attention: Tensor, out: int, into: int, plane: int) -> Tensor:
+def expand(attention: Tensor, out: int, into: int, plane: tuple[int, int]) -> Tensor:
     """Repeat shared values: runs of ``out``, ``into`` and ``plane`` consecutive positions get the same one.
 
     Args:
         attention: (N, C2/out, C1/into, h/plane, w/plane).
         out: how many consecutive output channels share a value.
         into: how many consecutive input channels do.
-        plane: how many consecutive positions along each kernel axis do.
+        plane: how many consecutive positions along each of the kernel's axes do.
 
     Returns:
         (N, C2, C1, h, w).
     """
-    for dim, times in ((1, out), (2, into), (3, plane), (4, plane)):
+    for dim, times in ((1, out), (2, into), (3, plane[0]), (4, plane[1])):
         if times > 1:
             attention = attention.repeat_interleave(times, dim)
     return attention
@@ -61,7 +61,8 @@ class KernelAttention(Kernel):
     Args:
         in_channels, out_channels, kernel_size, groups: of the convolution it serves.
         reduction: the branch's width is the number of attention channels divided by this, at least 1.
-        share_in: how many consecutive input channels share a value; None for all of a group, as in the paper.
+        share_in: how many consecutive input channels share a value; None, or all of them, for all of a group, as in
+            the paper.
         share_out: how many consecutive output channels share a value.
         share_kernel: how many consecutive kernel positions along each axis share a value.
         share_batch: how many consecutive samples share their attention, which is averaged; must divide every batch.
@@ -94,16 +95,16 @@ class KernelAttention(Kernel):
         path: Path = "auto",
     ) -> None:
         super().__init__()
-        each, (h, w) = in_channels // groups, kernel_size
+        each, plane = in_channels // groups, (share_kernel, share_kernel)
         match mode:
             case "kernel":
-                share_in = each if share_in is None else share_in
+                share_in = each if share_in in (None, in_channels) else share_in
             case "channel":
-                share_in, share_out, share_kernel = 1, out_channels // groups, _square(kernel_size, mode)
+                share_in, share_out, plane = 1, out_channels // groups, kernel_size
             case "local":
-                share_in, share_out, share_kernel = 1, out_channels // groups, 1
+                share_in, share_out, plane = 1, out_channels // groups, (1, 1)
             case "output":
-                share_in, share_out, share_kernel = 1, 1, _square(kernel_size, mode)
+                share_in, share_out, plane = 1, 1, kernel_size
             case _:
                 raise unknown("mode", str(mode), MODES)
         if path not in PATHS:
@@ -111,16 +112,16 @@ class KernelAttention(Kernel):
         for what, total, ratio in (
             ("share_in", each, share_in),
             ("share_out", out_channels, share_out),
-            ("share_kernel", h, share_kernel),
-            ("share_kernel", w, share_kernel),
+            ("share_kernel", kernel_size[0], plane[0]),
+            ("share_kernel", kernel_size[1], plane[1]),
         ):
             if ratio < 1 or total % ratio:
                 raise UserError(f"{what}={ratio} does not divide {total}")
         if share_batch < 1:
             raise UserError(f"share_batch={share_batch}: expected at least one sample")
-        self.share_in, self.share_out, self.share_kernel = share_in, share_out, share_kernel
+        self.share_in, self.share_out, self.share_kernel = share_in, share_out, plane
         self.share_batch = share_batch
-        self.pooled = (h // share_kernel, w // share_kernel)
+        self.pooled = (kernel_size[0] // plane[0], kernel_size[1] // plane[1])
         self.shape = (out_channels // share_out, each // share_in)
         self.constant_in = share_in == each
         self.residual, self.path = residual, path
@@ -178,7 +179,7 @@ class KernelAttention(Kernel):
             a = torch.relu(self.norm1(self.squeeze(a)))
             a = torch.sigmoid(self.norm2(self.excite(a)))
         if self.share_batch > 1:
-            if len(a) % self.share_batch:
+            if not torch.compiler.is_exporting() and len(a) % self.share_batch:
                 raise UserError(f"share_batch={self.share_batch} does not divide a batch of {len(a)}")
             a = a.unflatten(0, (-1, self.share_batch)).mean(1).repeat_interleave(self.share_batch, 0)
         a = a.unflatten(1, self.shape)
@@ -191,8 +192,9 @@ class KernelAttention(Kernel):
         full = attention + 1 if self.residual else attention
         return full if self.amount is None else 1 + self.amount * (full - 1)
 
-    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
-        """What ``conv(x)`` becomes."""
+    def convolve(self, conv: nn.Conv2d, input: Tensor) -> Tensor:
+        """What ``conv(input)`` becomes."""
+        x = input
         weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed when it is read
         padding = conv.padding
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
@@ -210,7 +212,10 @@ class KernelAttention(Kernel):
         path = self._path(x.to(dtype), conv, weight, how)
         if path in ("loop", "grouped"):
             scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-            return conv_per_sample(x, weight.to(dtype) * scale, bias, path, **how)
+            form: Any = "unfold" if torch.compiler.is_exporting() else path  # which leaves the size of the batch open
+            out = conv_per_sample(x.to(dtype), weight.to(dtype) * scale, bias, form, **how)
+            last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+            return out.contiguous(memory_format=torch.channels_last) if last else out
         scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
         if path == "taps":
             return conv_by_taps(x, weight, scale, bias, **how)
@@ -235,21 +240,18 @@ class KernelAttention(Kernel):
         if not self.constant_in:
             return "grouped"
         if torch.compiler.is_exporting():
-            return "taps"  # the only one that leaves the size of the batch open
+            return "taps"  # leaves the size of the batch open
         if len(x) == 0:
             return "taps"
-        if once_will_do() and fusable(x, weight, how["stride"], how["dilation"], conv.groups):
+        once = once_will_do()
+        if once and fusable(x, weight, how["stride"], how["dilation"], conv.groups):
             return "fused"
-        if self.path == "fused" and once_will_do():
+        if self.path == "fused" and once:
             note_plain()
         if conv.kernel_size == (1, 1):
             return "taps"
         # A kernel for each sample is the fastest of the plain forms while it is smaller than what products keep.
-        if (
-            once_will_do()
-            and conv.groups == 1
-            and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]
-        ):
+        if once and conv.groups == 1 and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]:
             return "products"
         return "taps" if len(x) * weight.numel() > LARGEST else "grouped"
 
@@ -262,12 +264,6 @@ def note_plain() -> None:
         "plain PyTorch is used, with the same result",
         stacklevel=2,
     )
-
-
-def _square(kernel: tuple[int, int], mode: str) -> int:
-    if kernel[0] != kernel[1]:
-        raise UserError(f"mode={mode!r} needs a square kernel, got {kernel[0]}×{kernel[1]}")
-    return kernel[0]
 
 
 class AWConv2d(nn.Conv2d):
@@ -306,6 +302,6 @@ class AWConv2d(nn.Conv2d):
         size = (self.kernel_size[0], self.kernel_size[1])
         self.attention = KernelAttention(in_channels, out_channels, size, groups=groups, **options).to(**place)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(N, C1, H, W) to (N, C2, H', W')."""
-        return self.attention.convolve(self, x)
+        return self.attention.convolve(self, input)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from foveal.kernels.support import fused_available
@@ -28,12 +29,14 @@ def differentiable_twice() -> Iterator[None]:
 
 
 def once_will_do() -> bool:
-    """Whether a form without a good second derivative may be used."""
-    return _once
+    """Whether a form may be used that has no good second derivative, and none but the ordinary kind of the first."""
+    if torch.compiler.is_compiling():
+        return _once
+    return _once and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 def conv_per_sample(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, path: Literal["loop", "grouped"], **how: Any
+    x: Tensor, kernels: Tensor, bias: Tensor | None, path: Literal["loop", "grouped", "unfold"], **how: Any
 ) -> Tensor:
     """Convolve every sample with its own kernel.
 
@@ -41,12 +44,15 @@ def conv_per_sample(
         x: (N, C1, H, W).
         kernels: (N, C2, C1/groups, h, w).
         bias: (C2,) or None.
-        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups.
+        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups;
+            ``unfold`` the same as a matrix product with unfolded images, for any N once it is exported.
         **how: stride, padding, dilation and groups of the convolution.
 
     Returns:
         (N, C2, H', W').
     """
+    if path == "unfold":
+        return _unfolded(x, kernels, bias, **how)
     n = len(x)
     if n == 0:
         return F.conv2d(x, x.new_zeros(kernels.shape[1:]), bias, **how)
@@ -54,6 +60,17 @@ def conv_per_sample(
         return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **how) for i in range(n)])
     out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **how | {"groups": n * how["groups"]})
     out = out.view(n, kernels.shape[1], *out.shape[2:])
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _unfolded(
+    x: Tensor, kernels: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    h, w = kernels.shape[3:]
+    columns = F.unfold(x, (h, w), dilation, padding, stride).unflatten(1, (groups, -1))
+    out = (kernels.flatten(2).unflatten(1, (groups, -1)) @ columns).flatten(1, 2)
+    rows = (x.shape[2] + 2 * padding[0] - dilation[0] * (h - 1) - 1) // stride[0] + 1
+    out = out.unflatten(2, (rows, -1))
     return out if bias is None else out + bias[:, None, None]
 
 
@@ -76,7 +93,7 @@ def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, 
     c2, _, h, w = weight.shape
     (sy, sx), (py, px), (dy, dx) = how["stride"], how["padding"], how["dilation"]
     if h == w == 1:
-        gate = scale.view(len(x), c2, 1, 1)
+        gate = scale.view(-1, c2, 1, 1)
         gated = F.conv2d(x, weight, None, **how) * gate
         return gated if bias is None else gated + bias[:, None, None]
     padded = F.pad(x, (px, px, py, py))
@@ -146,7 +163,15 @@ class _Products(torch.autograd.Function):
             torch.mm(into.T, images[:, down, across].reshape(-1, c1), out=dw[t])
         dx = dx[:, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 3, 1, 2)
         dw, ds = (part.unflatten(0, (h, w)).permute(2, 3, 0, 1) for part in (dw, ds))
-        return dx, dw, ds, None, None, None
+        return _laid_out(dx, x), dw, _laid_out(ds, scale), None, None, None
+
+
+def _laid_out(gradient: Tensor, like: Tensor) -> Tensor:
+    """A channels-last gradient, contiguous if what it belongs to is.
+
+    Otherwise the backward of a batch norm before it is wrong for a batch of one: seen with PyTorch 2.15 on CPUs.
+    """
+    return gradient.contiguous() if like.is_contiguous() else gradient
 
 
 def _differentiable(ctx: Any, g: Tensor, *inputs: Tensor) -> list[Tensor | None]:
@@ -283,6 +308,8 @@ class _Direct(torch.autograd.Function):
             return _gradients(ctx, g)
         wanted = [need[0], need[1] or need[2]]
         dx, dw, ds = aw_launch.backward(g, x, weight, scale, ctx.stride[0], ctx.padding, ctx.dilation, wanted)
+        if len(x) == 1:
+            dx, ds = (None if part is None else _laid_out(part, like) for part, like in ((dx, x), (ds, scale)))
         return dx, dw if need[1] else None, ds if need[2] else None, db, None, None, None
 
 

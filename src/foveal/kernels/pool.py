@@ -15,7 +15,16 @@ _kept: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
 def average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Mean of ``x`` (N, C, H, W) in each of h×w cells: (N, C, h, w), as ``F.adaptive_avg_pool2d`` does it."""
+    if torch.compiler.is_exporting() and not all(isinstance(side, int) for side in x.shape[2:]):
+        return average_by_masks(x, size)  # ONNX would get the windows of the example's size
     return average_by_product(x, size) if x.is_cuda else F.adaptive_avg_pool2d(x, size)
+
+
+def average_by_masks(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The same by products with rows, then columns: what can be exported for maps of any size."""
+    masks = (_along(side, cells, x.device).to(x.dtype) for side, cells in zip(x.shape[2:], size, strict=True))
+    down, across = (mask / mask.sum(1, keepdim=True) for mask in masks)
+    return down @ x @ across.T
 
 
 def average_by_product(x: Tensor, size: tuple[int, int]) -> Tensor:
