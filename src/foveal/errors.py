@@ -38,7 +38,7 @@ class DivergedError(TrainingError):
     """The loss is no longer a number."""
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
+def unknown(what: str, given: object, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown name, with its close matches whatever their case.
 
     >>> print(unknown("model", "hatnet", ["hattnet", "soft"]))
@@ -47,12 +47,14 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UnknownNameError:
     unknown model 'zzz'; known: hattnet, soft
     >>> print(unknown("mechanism", "SE", ["aw", "cbam", "se"]))
     unknown mechanism 'SE'; did you mean 'se'?
+    >>> print(unknown("pooling", 3, ["avg", "max"]))
+    unknown pooling 3; known: avg, max
     """
     names = sorted(known)
     lower: dict[str, list[str]] = {}
     for name in names:
         lower.setdefault(name.lower(), []).append(name)
-    found = difflib.get_close_matches(given.lower(), lower, n=3, cutoff=0.6)
+    found = difflib.get_close_matches(str(given).lower(), lower, n=3, cutoff=0.6)
     close = [name for key in found for name in lower[key]][:3]
     if close:
         return UnknownNameError(f"unknown {what} {given!r}; did you mean {' or '.join(map(repr, close))}?")

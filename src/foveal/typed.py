@@ -69,7 +69,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_union(args, value, where)
     if origin is Literal:
-        plain = str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        plain = str(value) if number and value not in args else value
         if plain not in args:
             raise UserError(f"{where}: expected one of {', '.join(map(str, args))}, got {value!r}")
         return plain
@@ -105,6 +106,9 @@ def _convert_union(args: tuple[Any, ...], value: Any, where: str) -> Any:
 
 
 def _convert_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or len(value) != len(args):
-        raise UserError(f"{where}: expected a list of {len(args)} values, got {value!r}")
+    of_any_length = args[1:] == (...,)
+    if not isinstance(value, list | tuple) or not (of_any_length or len(value) == len(args)):
+        raise UserError(f"{where}: expected a list{'' if of_any_length else f' of {len(args)} values'}, got {value!r}")
+    if of_any_length:
+        args = args[:1] * len(value)
     return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))

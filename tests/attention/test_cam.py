@@ -4,9 +4,11 @@ import gc
 import itertools
 import warnings
 
+import numpy as np
 import pytest
 import timm
 import torch
+import torch.utils.checkpoint
 import torchvision
 from small_net import SmallNet, images, randomise, tree
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.nn import functional as F
 
 import foveal
 from foveal.attention.cam import class_attention
+from foveal.attention.taps import Taps, layout
 from foveal.errors import UserError
 
 
@@ -330,7 +333,23 @@ class Once(nn.Module):
         return self.Square.apply(x)
 
 
-@pytest.mark.parametrize(("rest", "name"), [(Deformable, "deform_conv2d"), (Once, "Square")])
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        boxes = [x.new_tensor([[0, 0, 3, 3]])] * len(x)
+        return torchvision.ops.roi_align(x, boxes, 2)
+
+
+class Unlisted(nn.Module):
+    """An operation with one derivative, of which nothing but the graph of the gradient says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch._C._nn.hardsigmoid(x)
+
+
+@pytest.mark.parametrize(
+    ("rest", "name"),
+    [(Deformable, "deform_conv2d"), (Once, "Square"), (Pooled, "roi_align"), (Unlisted, "hardsigmoid")],
+)
 def test_second_order_falls_back_where_it_is_impossible_and_says_so(rest: type, name: str) -> None:
     torch.manual_seed(0)
     model, x, target = Plain(rest()), images(2), torch.tensor([1, 2])
@@ -571,3 +590,142 @@ def test_classes_found_in_inference_mode() -> None:
     with torch.inference_mode():
         found = foveal.cam(model, x, model(x).argmax(1), "last")
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_hard_sigmoids_have_a_second_order(inplace: bool) -> None:
+    torch.manual_seed(0)
+    model, x, target = Plain(nn.Hardsigmoid(inplace)).double(), images(2, dtype=torch.float64) * 4, torch.tensor([1, 2])
+    expected = foveal.cam(model, x, target, "features")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = foveal.cam(model, x, target, "features", order=2)
+    torch.testing.assert_close(found, expected)
+    found.sum().backward()
+    assert model.head.weight.grad.abs().sum() > 0
+
+
+def test_second_order_of_a_network_with_hard_sigmoids() -> None:
+    model = torchvision.models.mobilenet_v3_small(num_classes=4).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        foveal.cam(model, images(2, (64, 64)), 1, "features.10", order=2).square().sum().backward()
+    assert model.classifier[3].weight.grad is not None
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3)
+        self.second = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Softplus(), nn.Conv2d(4, 4, 1))
+        self.head, self.reentrant = nn.Linear(4, 5), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.reentrant is None:
+            x = self.second(x)
+        else:
+            x = torch.utils.checkpoint.checkpoint(self.second, x, use_reentrant=self.reentrant)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_activation_checkpointing(order: int) -> None:
+    x, target, found = images(3, dtype=torch.float64), torch.tensor([1, 2, 0]), []
+    for reentrant in (None, False):
+        torch.manual_seed(0)
+        model = Checkpointed(reentrant).double()
+        maps = foveal.cam(model, x, target, ["first", "second.2"], order=order)
+        sum(each.square().sum() for each in maps.values()).backward()
+        found.append([*maps.values(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(found[1], found[0])
+    for layer in ("first", "second.2"):
+        with pytest.raises(UserError, match="checkpoint with use_reentrant=False"):
+            foveal.cam(Checkpointed(True).double(), x, target, layer, order=order)
+
+
+def test_activation_checkpointing_that_cannot_be_run_again() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=32, depth=2)
+    model.set_grad_checkpointing()
+    with pytest.raises(UserError, match=r"activation checkpointing cannot run .* use order=1"):
+        foveal.cam(model, images(2, (32, 32)), 1, "blocks.0.norm1", order=2)
+    assert foveal.cam(model, images(2, (32, 32)), 1, "blocks.0.norm1").shape == (2, 2, 2)
+
+
+def test_channels_first_is_believed_where_it_fits() -> None:
+    def grid(shape: tuple[int, ...], size: tuple[int, int], **how) -> tuple[int, ...]:
+        found = layout(shape, 2, size, **how)
+        assert found is not None
+        return tuple(found(torch.zeros(shape)).shape[2:])
+
+    assert grid((2, 24, 32, 42), (250, 333)) == (32, 42)  # 24×32 has the better proportions
+    assert grid((2, 24, 32, 42), (250, 333), nhwc=True) == (24, 32)
+    assert grid((2, 8, 12, 96), (256, 384)) == (8, 12)
+    assert grid((2, 7, 7, 768), (224, 224)) == (7, 7)
+
+
+def test_frozen_batch_norm_leaves_instance_norm_alone() -> None:
+    torch.manual_seed(0)
+    for samples in (1, 3):
+        model, x = Plain(nn.Sequential(nn.InstanceNorm2d(4, affine=True), nn.Softplus())), images(samples)
+        expected = foveal.cam(model, x, 1, "features", "gradcam")
+        torch.testing.assert_close(foveal.cam(model, x, 1, "features", "gradcam", batch_norm="frozen"), expected)
+        assert expected.max() > 0
+
+
+def test_a_layer_that_does_nothing_is_not_what_goes_around_it() -> None:
+    class Around(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.before, self.layer, self.after = nn.Conv2d(3, 4, 3), layer, nn.Conv2d(4, 4, 1)
+            self.head = nn.Linear(4, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.before(x)
+            return self.head((x + self.after(self.layer(x))).mean((2, 3)))
+
+    class Copies(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.clone()
+
+    found = []
+    for layer in (Copies(), nn.Dropout(0.5), nn.Identity()):
+        torch.manual_seed(0)
+        found.append(foveal.cam(Around(layer).eval(), images(2), 1, "layer", "gradcam"))
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+    assert found[0].max() > 0
+
+
+def test_patches_before_the_class_token_is_added() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=4, img_size=(32, 48), depth=1).eval()
+    assert foveal.cam(model, images(2, (32, 48)), 1, "patch_embed").shape == (2, 2, 3)
+
+
+def test_tokens_in_another_order_are_put_back() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("hiera_tiny_224", num_classes=4, img_size=64, stages=(1, 1, 1, 1)).eval()
+    nn.init.normal_(model.head.fc.weight)
+    x = images(1, (64, 64))
+    expected = model.forward_intermediates(x, indices=[0], intermediates_only=True)[0]
+    taps = Taps(model, "blocks.0")
+    with taps:
+        model(x)
+    torch.testing.assert_close(taps.grid("blocks.0")(taps.outputs["blocks.0"].values), expected)
+    assert foveal.cam(model, x, 1, "blocks.0").max() > 0
+    with pytest.raises(UserError, match=r"not in the order of the image; name a whole block"):
+        foveal.cam(model, x, 1, "blocks.1.norm1")
+
+
+def test_hints_fit_the_model() -> None:
+    vit = torchvision.models.VisionTransformer(32, 16, 2, 2, 16, 32, num_classes=4)
+    nn.init.normal_(vit.heads.head.weight)
+    with pytest.warns(UserWarning, match=r"the last block, encoder\.layers\.encoder_layer_1\.ln_1$"):
+        foveal.cam(vit, images(2, (32, 32)), 1, "encoder.layers.encoder_layer_1")
+    with pytest.raises(UserError, match=r"unknown layer 'layer4'; .* features\.10, features\.11, features\.12$"):
+        foveal.cam(torchvision.models.mobilenet_v3_small(num_classes=4), images(2), 1)
+
+
+def test_a_class_number_of_numpy() -> None:
+    model, x = net(), images(2)
+    torch.testing.assert_close(foveal.cam(model, x, np.int64(1), "last"), foveal.cam(model, x, 1, "last"))

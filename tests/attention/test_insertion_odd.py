@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import timm.layers
 import torch
+from small_net import tree
 from torch import nn
 from torch.nn.utils import parametrizations
 
 import foveal
+from foveal.attention.insertion import reattach
 from foveal.attention.layers import block_ends
 from foveal.errors import UserError
 from foveal.models.registry import any_model
@@ -89,10 +92,61 @@ def test_ejecting_what_was_parametrised_since_leaves_everything_as_it_is():
     assert type(model[0]) is type(model[1]) is nn.Conv2d
 
 
+@pytest.mark.parametrize("convert", [nn.SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm])
+@pytest.mark.parametrize("again", [True, False])
+def test_ejecting_from_norms_that_took_the_place_of_others(convert, again):
+    def made():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
+
+    model, plain = made(), convert(made())
+    dones = [foveal.insert(model, "se", at=["1", "3"]), foveal.insert(model, "cbam", at="1")]
+    model = convert(model)
+    if again:
+        reattach(model)
+    parameters = dones[0].parameters()
+    assert {id(p) for p in parameters} <= {id(p) for p in model.parameters()}
+    dones[0].eject()
+    assert list(model[1].attached) == ["cbam"]
+    dones[1].eject()
+    assert tree(model) == tree(plain)
+    assert repr(model) == repr(plain)
+    assert type(model[1]) is type(plain[1])
+    assert dones[0].parameters() == []
+    assert foveal.insert(model, "se", at="1").sites == ["1"]
+
+
+@pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
+def test_a_layer_with_a_forward_of_its_own_would_never_run_it(mechanism):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3))
+    model[1].forward = lambda x: 2 * x
+    before = tree(model)
+    with pytest.raises(UserError, match=r"^1 \(Conv2d\) has had its forward replaced"):
+        foveal.insert(model, mechanism, at="*")
+    assert tree(model) == before
+
+
+@pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
+def test_a_convolution_called_by_keyword(mechanism):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3)).eval()
+    foveal.insert(model, mechanism, at="0", start="paper")
+    expected = model(images())
+    torch.testing.assert_close(model[0](input=images()), expected, rtol=0, atol=0)
+    compiled = torch.compile(lambda x: model[0](input=x), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(images()), expected)
+
+
+@pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
+def test_a_sample_without_a_batch(mechanism):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)).eval()
+    foveal.insert(model, mechanism, at="1")
+    with pytest.raises(UserError, match=r"^1: attention needs a batch \(N, C, H, W\), got \(8, 1[24], 1[24]\)"):
+        model(images()[0])
+
+
 def test_a_spatial_gate_of_one_number_cannot_be_normalised():
     model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)).train()
     foveal.insert(model, "cbam", at="1")
-    with pytest.raises(UserError, match="train with a batch of at least two"):
+    with pytest.raises(UserError, match=r"^1: one sample .* train with a batch of at least two"):
         model(images(1, 1))
     assert model(images(2, 1)).shape == (2, 8, 1, 1)
 
@@ -153,11 +207,49 @@ def test_sharing_along_the_batch():
         (lambda m: foveal.insert(m, "se", at=3), "at must be a name"),
         (lambda m: foveal.insert(m, "se", at=[0]), "at must be a name"),
         (lambda m: foveal.insert("resnet50", "se"), "model must be a torch.nn.Module, got str"),
+        (lambda m: foveal.insert(m, "aw", strat="paper"), "unknown key 'strat'; did you mean 'start'"),
+        (lambda m: foveal.insert(m, "se", stak=True), "unknown key 'stak'; did you mean 'stack'"),
+        (
+            lambda m: foveal.insert(m, "aw", groups=2),
+            "unknown key 'groups'; known: at, mode, path, reduction, residual, share_batch, share_in, share_kernel, "
+            "share_out, stack, start$",
+        ),
+        (lambda m: foveal.insert(m, 3), "mechanism must be a name, one of aw, .*, got 3"),
+        (lambda m: foveal.insert(m, None), "mechanism must be a name, .* got None"),
+        (lambda m: foveal.insert(m, foveal.attention.SqueezeExcite), "mechanism must be a name, .* got <class"),
+        (lambda m: foveal.insert(m[0], "aw", at="*"), r"model itself is one layer \(Conv2d\); wrap it.*Sequential"),
+        (lambda m: foveal.insert(m[0], "se"), r"model itself is one layer \(Conv2d\)"),
+        (lambda m: foveal.insert(m, "aw", reduction=2.5), "'aw': reduction: expected a whole number, got 2.5"),
+        (lambda m: foveal.insert(m, "se", reduction="16"), "'se': reduction: expected a whole number, got '16'"),
+        (lambda m: foveal.insert(m, "aw", share_in=2.0), "'aw': share_in: expected a whole number, got 2.0"),
+        (lambda m: foveal.insert(m, "aw", share_batch=1.5), "'aw': share_batch: expected a whole number, got 1.5"),
+        (lambda m: foveal.insert(m, "aw", residual="no"), "'aw': residual: expected true or false, got 'no'"),
+        (lambda m: foveal.insert(m, "aw", mode="x"), "'aw': mode: expected one of kernel, .*, got 'x'"),
+        (lambda m: foveal.insert(m, "cbam", pools=[3]), "unknown pooling 3; known: avg, max"),
     ],
 )
 def test_what_makes_no_sense(call, said):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    before = tree(model)
     with pytest.raises(UserError, match=said):
-        call(nn.Sequential(nn.Conv2d(3, 8, 3)))
+        call(model)
+    assert tree(model) == before
+
+
+@pytest.mark.parametrize("pools", ["max", ["avg"], ("max",), ("avg", "max")])
+def test_options_of_the_right_kind(pools):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    foveal.insert(model, "cbam", at="0", pools=pools, spatial=False)
+    foveal.insert(model, "aw", at="0", share_in=None, mode="local", path="taps")
+    assert model[0].attached["cbam"].channel.pools == (("max",) if pools == "max" else tuple(pools))
+
+
+def test_a_name_that_looks_like_a_glob():
+    model = nn.Sequential()
+    for name in ("a[0]", "a0"):
+        model.add_module(name, nn.Conv2d(3, 3, 1))
+    assert foveal.insert(model, "se", at="a[0]").sites == ["a[0]"]
+    assert foveal.insert(model, "se", at="a[01]").sites == ["a0"]
 
 
 def test_a_detector_of_torchvision_is_built_without_fetching_weights(monkeypatch):

@@ -1,3 +1,5 @@
+from typing import Literal, TypeVar
+
 import pytest
 import torch
 from small_net import SmallNet, images
@@ -6,6 +8,8 @@ from torch import nn
 import foveal
 from foveal.attention import Gate, Kernel, registry
 from foveal.errors import UnknownNameError, UserError
+
+T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +97,7 @@ def test_a_kernel_of_ones_own():
     foveal.insert(model, "twice")
     bias = model.last.bias[:, None, None]
     torch.testing.assert_close(model.last(x) - bias, 2 * (plain - bias))
+    torch.testing.assert_close(model.last(input=x), model.last(x))  # as a convolution calls it
     with pytest.raises(UserError, match=r"'twice' cannot be put on act \(ReLU\): it is no convolution"):
         foveal.insert(model, "twice", at="act")
 
@@ -122,6 +127,49 @@ def test_names_fit_into_state_dict_keys(name):
     assert name not in foveal.mechanisms()
 
 
+def test_a_name_belongs_to_one_class():
+    first = scale_gate("scale")
+    assert scale_gate("scale") is not first  # the same one, as after its module was reloaded
+    with pytest.raises(UserError, match=r"there is a mechanism 'aw' already, foveal\.attention\.aw\.KernelAttention"):
+        foveal.register_mechanism("aw")(first)
+    assert registry.mechanism("aw") is foveal.attention.KernelAttention
+
+
+def test_options_of_ones_own_are_held_against_their_annotations():
+    @foveal.register_mechanism("own")
+    class Own(Gate):
+        """Its options are odd."""
+
+        def __init__(
+            self,
+            channels,
+            *,
+            groups: int,
+            side: Literal[3, 5] = 3,
+            steps: tuple[int, ...] = (),
+            how: T = None,
+            start="identity",
+        ):
+            super().__init__()
+            self.options = (groups, side, steps, how)
+
+        def forward(self, x):
+            return x
+
+    model = SmallNet()
+    done = foveal.insert(model, "own", at="last", groups=4, side=5, steps=[1, 2, 3], how="any")
+    assert model.last.attached["own"].options == (4, 5, (1, 2, 3), "any")
+    done.eject()
+    for wrong, said in (
+        ({"groups": "4"}, "groups: expected a whole number"),
+        ({"side": 4}, "side: expected one of 3"),
+        ({"steps": "123"}, "steps: expected a list, got"),
+        ({"steps": [1, "2"]}, r"steps\[1\]: expected a whole number"),
+    ):
+        with pytest.raises(UserError, match=f"^mechanism 'own': {said}"):
+            foveal.insert(model, "own", at="last", **{"groups": 1} | wrong)
+
+
 class Entry:
     """An entry point of an installed package."""
 
@@ -147,6 +195,23 @@ def test_an_installed_package_offers_one(monkeypatch):
     assert "installed" in foveal.mechanisms()
     assert foveal.sites(SmallNet(), "installed")
     assert (entry.loads, asked) == (1, ["foveal.mechanisms"])
+
+
+@pytest.mark.parametrize("found", [nn.Identity, lambda: None])
+def test_an_installed_package_offers_what_is_not_registered(found, monkeypatch):
+    class Wrong:
+        name, value = "plain", "package:Thing"
+
+        def load(self):
+            return found
+
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [Wrong(), Entry()])
+    monkeypatch.setattr(registry, "_loaded", False)
+    with pytest.warns(UserWarning, match=r"'plain' .*registers nothing: package:Thing is not decorated") as said:
+        known = foveal.mechanisms()
+    assert len(said) == 1
+    assert "installed" in known
+    assert "plain" not in known
 
 
 def test_unknown_names():

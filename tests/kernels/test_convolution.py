@@ -103,3 +103,27 @@ def test_the_number_of_groups_does_not_matter():
         return count.operations
 
     assert operations(SecondOrder()) < 64 < operations(torch.enable_grad())
+
+
+def test_arguments_by_keyword():
+    x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3, requires_grad=True)
+    with SecondOrder():
+        found = F.conv2d(input=x, weight=weight, padding=1)
+        normed = F.batch_norm(input=found, running_mean=None, running_var=None, training=True)
+    torch.testing.assert_close(found, F.conv2d(x, weight, padding=1))
+    torch.testing.assert_close(normed, F.batch_norm(found, None, None, training=True))
+
+
+def test_hard_sigmoid():
+    torch.manual_seed(0)
+    x = (torch.randn(40, dtype=torch.float64) * 4).requires_grad_()
+
+    def sigmoid(x, inplace=False):
+        with SecondOrder():
+            return F.hardsigmoid(x * 1.0, inplace)
+
+    for inplace in (False, True):
+        torch.testing.assert_close(sigmoid(x, inplace), F.hardsigmoid(x))
+    (found,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (sigmoid, F.hardsigmoid))
+    torch.testing.assert_close(found, expected)
+    assert torch.autograd.gradgradcheck(sigmoid, x)

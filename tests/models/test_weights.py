@@ -97,6 +97,19 @@ def test_a_classifier_for_as_many_classes_and_attention_are_loaded_too():
     assert all(torch.equal(value, trained.state_dict()[name]) for name, value in fresh.state_dict().items())
 
 
+@pytest.mark.parametrize("spoil", [lambda name: "layer3" in name, lambda name: name.endswith("amount")])
+def test_attention_is_all_there_or_not_at_all(spoil):
+    given = small("aw_se_cifar_resnet20", start="identity").state_dict()
+    missing = [name for name in given if ".attached.aw." in name and spoil(name)]
+    model = small("aw_se_cifar_resnet20", start="identity")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UserError, match=rf"does not fit the model \(missing: {missing[0]}, {missing[1]}"):
+        start_from(model, {name: value for name, value in given.items() if name not in missing})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    kept = start_from(model, {name: value for name, value in given.items() if ".attached.aw." not in name})
+    assert kept == [name for name in given if ".attached.aw." in name]
+
+
 def test_counters_of_norms_may_be_missing():
     given = {name: value for name, value in small().state_dict().items() if "tracked" not in name}
     assert all(name.endswith("num_batches_tracked") for name in start_from(small(), given))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -286,8 +287,14 @@ def test_a_frozen_backbone() -> None:
     model, (x, y) = net(), batch()
     model.inner.requires_grad_(False)
     sharpen = Sharpen(model, LAYERS)
-    sharpen.total(sharpen(x, y)[1]).backward()  # the last stage still learns
+    with pytest.warns(UserWarning, match="in first order separability_inner and consistency_inner change no parameter"):
+        sharpen.total(sharpen(x, y)[1]).backward()  # the last stage still learns
     assert model.last[0].weight.grad.abs().sum() > 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sharpen(x, y)  # says it once
+        Sharpen(model, LAYERS, weights={"separability_inner": 0, "consistency_inner": 0})(x, y)
+        Sharpen(model, LAYERS, weights={"separability_inner": 0}, mask_gradient=True)(x, y)
     model.last.requires_grad_(False)
     with pytest.raises(UserError, match=r"nothing up to last is trained.*unfreeze a layer before it, or use order=2"):
         Sharpen(model, LAYERS)(x, y)
@@ -437,6 +444,8 @@ BAD = [
     ({"weights": {"separability": 1.0}}, "unknown term 'separability'; did you mean 'separability_last'"),
     ({"at": "last", "weights": {"consistency_inner": 1.0}}, "unknown term .*needs an inner and a last layer"),
     ({"weights": {"separability_last": -1.0}}, "must not be negative"),
+    ({"weights": {"separability_last": "much"}}, "the weight of separability_last must be a number, got 'much'"),
+    ({"weights": {"separability_last": None}}, "must be a number, got None"),
 ]
 
 
@@ -460,8 +469,15 @@ def test_bad_targets_say_what_to_do() -> None:
         Sharpen(net(classes=1), LAYERS)(x, torch.zeros(4, dtype=torch.long))
     with pytest.raises(UserError, match=r"layer head puts out .4, 5., which is no map"):
         Sharpen(model, ("last", "head"))(x, y)
-    with pytest.raises(UserError, match="the model was not run inside"):
+    with pytest.raises(UserError, match=r"inside `with sharpen:`, then call losses.. once"):
         sharpen.losses(y)
+    with sharpen:
+        model(x)
+    sharpen.losses(y)
+    with pytest.raises(UserError, match=r"inside `with sharpen:`, then call losses.. once"):
+        sharpen.losses(y)
+    with pytest.raises(UserError, match=r"last runs after inner; name the inner layer first: at=.'inner', 'last'"):
+        Sharpen(model, LAYERS[::-1])(x, y)
 
 
 def test_compiled_arithmetic_is_the_same():
@@ -501,7 +517,10 @@ def test_warmup_and_no_grad_in_a_step_of_ones_own() -> None:
     [
         ([0, 1, 2, 3], None, "target must be a tensor"),
         (torch.tensor([0, 1, 2, 99]), None, "number of classes, got 99"),
+        (torch.full((4, 5), -1), None, "target must be 0 and 1"),
+        (torch.randint(0, 2, (4, 5)) * 4 + 3, None, "target must be 0 and 1"),
         (None, torch.ones(4, 5), "valid must be bool"),
+        (None, [[True] * 5] * 4, "valid must be a bool tensor .4, 5., got list"),
         (None, torch.ones(4, dtype=torch.bool), "valid must be bool"),
     ],
 )
@@ -510,3 +529,17 @@ def test_targets_that_make_no_sense(target, valid, said) -> None:
     target = y if target is None else target
     with pytest.raises(UserError, match=said):
         Sharpen(net(), LAYERS)(x, target, valid)
+
+
+def test_labels_that_are_not_known_may_be_anything() -> None:
+    (x, _), target = batch(), torch.tensor([[1, 0, 0, 0, 0]] * 4)
+    valid = torch.ones(4, 5, dtype=torch.bool)
+    valid[:, 4] = False
+    _, expected = Sharpen(net(), LAYERS)(x, target, valid)
+    _, found = Sharpen(net(), LAYERS)(x, target.masked_fill(~valid, -1), valid)
+    torch.testing.assert_close(found, expected)
+
+
+def test_weights_are_numbers_and_zero_asks_for_nothing() -> None:
+    weights = {"separability_last": "0.5", "separability_inner": 0, "consistency_inner": 0.0}
+    assert Sharpen(net(), "last", weights=weights).weights == {"separability_last": 0.5}

@@ -11,8 +11,9 @@ with an upstream gradient of one.
 
 from __future__ import annotations
 
+import numbers
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, overload
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from foveal.attention.graph import between, once_only, runs_once
+from foveal.attention.graph import below, between, not_again, once_only, runs_once
 from foveal.attention.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw import differentiable_twice
@@ -31,6 +32,14 @@ BatchNorm = Literal["coupled", "frozen"]
 KINDS = ("channel", "gradcam")
 # Gradients of scores are small enough to vanish in float16, where the attention backward runs this much larger.
 HALF_SCALE = 1024.0
+CHECKPOINTED = (
+    "activation checkpointing cannot run a part of the model again as it ran the first time (with order=2, fused or "
+    "kernel-shaped attention); switch it off, use order=1, or name a layer outside of what is checkpointed"
+)
+REENTRANT = (
+    "activation checkpointing with use_reentrant=True allows no gradients with respect to features; checkpoint with "
+    "use_reentrant=False"
+)
 DONATED = (
     "a compiled function in the model frees its buffers in its first backward, and maps need several; compile a module "
     "instead of a function, or set torch._functorch.config.donated_buffer = False before it first runs"
@@ -113,6 +122,7 @@ def cam(
         order: 1: a loss on the maps acts through the features only; 2: through the gradient as well, by a double
             backward. Where something after the layer cannot be differentiated twice (deformable convolution, compiled
             parts), order 1 is used and a warning says so; fused attention is replaced by plain attention instead.
+            Activation checkpointing must be that of ``use_reentrant=False``, in both orders.
         batch_norm: batch norm in training mode lets samples of a batch see each other. ``coupled`` keeps these terms
             in the gradient, ``frozen`` treats the statistics as constants, so that a map depends on its sample alone.
         reshape: brings what a layer puts out to (N, C, H, W), for layouts that are not recognised.
@@ -193,7 +203,7 @@ def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: Ba
     for name, each in tapped.items():
         parts = [grids[name](gradient) for gradient in gradients[name]]
         if each.values.ndim == 3:
-            _check_tokens(name, parts, gradients[name])
+            _check_tokens(name, parts, gradients[name], taps)
         found[name] = grids[name](each.values), parts
     return found
 
@@ -219,16 +229,13 @@ def class_gradients(
         raise UserError("the class scores have no graph: run the model with gradients enabled")
     if batch_norm not in ("coupled", "frozen"):
         raise unknown("batch_norm", str(batch_norm), ("coupled", "frozen"))
-    again, hooks = order == 2, []
-    if again or taps.compiled or batch_norm == "frozen":
+    again, hooks = order == 2 and taps.twice is not False, []
+    unsure = again and taps.twice is None
+    if unsure or taps.compiled or batch_norm == "frozen":
         nodes = between(logits, stops)
-        if again and (name := once_only(nodes)):
-            again = False
-            warnings.warn(
-                f"order=2 is not possible here: {name} between {', '.join(tapped)} and the class scores cannot be "
-                "differentiated twice; order=1 is used",
-                stacklevel=4,
-            )
+        if unsure and (name := once_only(nodes)):
+            taps.twice = again = unsure = False
+            _warn_once_only(name, tapped)
         if runs_once(nodes):
             raise UserError(DONATED)
         if batch_norm == "frozen" and taps.compiled:
@@ -246,11 +253,25 @@ def class_gradients(
                 )
                 for name, part in zip(tapped, parts, strict=True):
                     if part is None:
-                        raise UserError(f"the class scores do not depend on layer {name}; name one that they come from")
+                        hidden = any("CheckpointFunction" in node.name() for node in below([logits.grad_fn]))
+                        said = f"the class scores do not depend on layer {name}; name one that they come from"
+                        raise UserError(REENTRANT if hidden else said)
+                if unsure:
+                    name, unsure = not_again(parts), False
+                    taps.twice = again = name is None
+                    if name is not None:
+                        _warn_once_only(name, tapped)
+                for name, part in zip(tapped, parts, strict=True):
+                    part = part if again else part.detach()
                     found[name].append(part.float() / scale if half else part)
     except RuntimeError as error:
-        if "donated" in str(error):
-            raise UserError(DONATED) from error
+        for sign, said in (
+            ("donated", DONATED),
+            ("use_reentrant", REENTRANT),
+            ("torch.utils.checkpoint", CHECKPOINTED),
+        ):
+            if sign in str(error):
+                raise UserError(said) from error
         raise
     finally:
         for hook in hooks:
@@ -258,10 +279,21 @@ def class_gradients(
     return found
 
 
+def _warn_once_only(name: str, layers: Iterable[str]) -> None:
+    warnings.warn(
+        f"order=2 is not possible here: {name} between {', '.join(layers)} and the class scores cannot be "
+        "differentiated twice; order=1 is used",
+        stacklevel=5,
+    )
+
+
 def _freeze(node: Any) -> Any:
     """Make a batch norm's backward treat its statistics as constants until the hook is removed."""
     if "BatchNorm" not in node.name() or getattr(node, "_saved_training", True) is False:
         return None
+    seen_as = type(node.next_functions[0][0]).__name__
+    if seen_as.startswith("View") and hasattr(node, "_saved_input") and len(node._saved_input) == 1:
+        return None  # an instance norm is a batch norm of one sample with N·C channels
 
     def constant(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor]) -> Any:
         saved = getattr(node, "saved_tensors", None)  # SyncBatchNorm is written in Python
@@ -273,12 +305,14 @@ def _freeze(node: Any) -> Any:
     return node.register_hook(constant)
 
 
-def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tensor], taps: Taps) -> None:
     """Warn if no gradient reaches the ``patches``, a part of the tokens that ``gradients`` are of."""
     if any(bool(gradient.any()) for gradient in patches):
         return
     if any(bool(gradient.any()) for gradient in gradients):
-        why = "after it only the class token is read; name the first norm of the last block, as in blocks.11.norm1"
+        norms = [n for n, _ in taps.core.named_modules() if n.endswith(("norm1", "ln_1"))]  # timm, torchvision
+        why = "after it only the class token is read; name the first norm of the last block"
+        why += f", {norms[-1]}" if norms else ""
     else:
         why = "the class scores do not depend on it (a head that starts at zero?)"
     warnings.warn(f"no gradient reaches the patches at {name}, so its maps are zero: {why}", stacklevel=4)
@@ -286,8 +320,8 @@ def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tens
 
 def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
     samples, count = logits.shape
-    if isinstance(target, int):
-        target = torch.full((samples,), target)
+    if isinstance(target, numbers.Integral):
+        target = torch.full((samples,), int(target))
     if not isinstance(target, Tensor) or target.dtype.is_floating_point or target.dtype == torch.bool:
         said = target.dtype if isinstance(target, Tensor) else type(target).__name__
         raise UserError(f"target must hold class numbers (integers), got {said}")

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
-NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|deform_conv2d|DeformConv|NotImplemented|CudnnRnn|Checkpoint")
+NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|torchvision_|CudnnRnn")
+RAISES = re.compile(r"::(NotImplemented|\w*Error)$")
+
+
+def below(starts: Iterable[Node | None]) -> Iterator[Node]:
+    """All nodes of the graph that lead to ``starts``, and these."""
+    todo, seen = list(starts), set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            todo += [each for each, _ in node.next_functions]
 
 
 def between(outputs: Tensor, ends: Sequence[Node]) -> list[Node]:
@@ -43,6 +56,18 @@ def once_only(nodes: Sequence[Node]) -> str | None:
         where = getattr(getattr(backward, "__code__", None), "co_filename", "")
         if NO_DOUBLE.search(node.name()) or where == once_differentiable.__code__.co_filename:
             return re.sub(r"^torch::autograd::|Backward\d*$", "", node.name())
+    return None
+
+
+def not_again(gradients: Sequence[Tensor]) -> str | None:
+    """Name of an operation whose gradient, a part of ``gradients``, PyTorch cannot differentiate, if there is one."""
+    for node in below(each.grad_fn for each in gradients):
+        if RAISES.search(node.name()):
+            try:
+                node(torch.zeros(()))  # type: ignore[operator]  # its message names it
+            except RuntimeError as error:
+                known = re.search(r"derivative for (?:\w+::)?(\w+?)(?:_backward)? is not", str(error))
+                return known[1] if known else str(error)
     return None
 
 

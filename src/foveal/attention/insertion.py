@@ -8,20 +8,21 @@ what is inserted before ``torch.compile`` or ``torch.export`` is compiled and ex
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from foveal.attention.layers import own_modules
 from foveal.attention.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
-from foveal.typed import check_names
+from foveal.typed import check_names, convert
 
 At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
@@ -34,12 +35,18 @@ class Attended:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The layer's own forward, or what a kernel mechanism makes of it; then every gate in turn."""
-        kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
-        forward = kernels[0].convolve if kernels else None
-        output = super().forward(*args, **kwargs) if forward is None else forward(self, *args, **kwargs)  # type: ignore
-        for module in self.attached.values():
-            if isinstance(module, Gate):
-                output = module(output)
+        kernel = next((module for module in self.attached.values() if isinstance(module, Kernel)), None)
+        try:
+            if kernel is None:
+                output = _batch(self, super().forward(*args, **kwargs))  # type: ignore
+            else:
+                output = kernel.convolve(self, *(_batch(self, x) for x in (*args, *kwargs.values())))  # type: ignore
+            for module in self.attached.values():
+                if isinstance(module, Gate):
+                    output = module(output)
+        except UserError as error:
+            site = next((module.site for module in self.attached.values()), "")
+            raise UserError(f"{site}: {error}") from error
         return output
 
     def __reduce__(self) -> Any:
@@ -49,6 +56,13 @@ class Attended:
 
     def _get_name(self) -> str:
         return f"{self._plain.__name__}+{'+'.join(self.attached)}"
+
+
+def _batch(layer: Any, maps: Tensor) -> Tensor:
+    """What a layer takes or puts out, unless it is a single sample: these layers take it, attention does not."""
+    if isinstance(layer, nn.Conv2d | nn.InstanceNorm2d) and maps.ndim == 3:
+        raise UserError(f"attention needs a batch (N, C, H, W), got {tuple(maps.shape)}; add a dimension with x[None]")
+    return maps
 
 
 _CLASSES: dict[type, type] = {}
@@ -79,6 +93,9 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
         raise UserError(f"at must be a name or glob, a list of them, or a function of name and module, got {at!r}")
     cls = look_up(name)
     layers = dict(own_modules(model, every_name=True))
+    if not layers:
+        kind = getattr(model, "_plain", type(model)).__name__
+        raise UserError(f"the model itself is one layer ({kind}); wrap it, as in torch.nn.Sequential(model)")
     if at is None:
         usual = [n for n in cls.usual(model) if n in layers]
         chosen = [n for n in usual if cls.serves(layers[n]) is None]
@@ -99,7 +116,7 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
         if not patterns:
             raise UserError("at: the list is empty; name at least one layer, or leave it out for the usual ones")
         for pattern in patterns:
-            matches = [n for n in layers if fnmatch.fnmatchcase(n, pattern)]
+            matches = [pattern] if pattern in layers else [n for n in layers if fnmatch.fnmatchcase(n, pattern)]
             if not matches:
                 raise unknown("layer", pattern, layers)
             chosen += [n for n in matches if n not in chosen]
@@ -109,6 +126,11 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
             continue  # the same layer under another name
         if getattr(layers[n], "has_uninitialized_params", bool)():
             raise UserError(f"{n} ({type(layers[n]).__name__}) has no shape yet: run the model once before inserting")
+        if "forward" in vars(layers[n]):
+            raise UserError(
+                f"{n} ({type(layers[n]).__name__}) has had its forward replaced, so attention on it would never run: "
+                "insert before that is done, or undo it"
+            )
         if (reason := cls.serves(layers[n])) is not None:
             raise UserError(f"{name!r} cannot be put on {n} ({type(layers[n]).__name__}): {reason}")
         found[n] = layers[n]
@@ -124,36 +146,52 @@ class Insertion:
         keys: for each site, under which key of the layer's ``attached`` it lies.
     """
 
-    def __init__(self, name: str, layers: dict[str, nn.Module], keys: dict[str, str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        layers: dict[str, nn.Module],
+        keys: dict[str, str],
+        made: dict[str, Mechanism],
+    ) -> None:
         self.mechanism = name
         self.sites = list(layers)
         self.keys = keys
-        self._layers = layers
+        self._model, self._layers, self._made = model, layers, made
 
     def eject(self) -> None:
         """Take it out again: the module tree is as before, with the weights as they are now."""
-        for site, layer in self._layers.items():
+        # Not only from the layers it was put on: others may have taken their place and their children (see reattach).
+        made = set(self._made.values())
+        everywhere = dict.fromkeys([*self._layers.values(), *self._model.modules()])
+        holders = [layer for layer in everywhere if made.intersection(_attached(layer).values())]
+        for layer in holders:
             if isinstance(layer, Attended) and type(layer) is not _attended(layer._plain):
+                site = next(module.site for module in layer.attached.values() if module in made)
                 raise UserError(
                     f"{site} has become a {type(layer).__name__} since attention was inserted; undo that first (for "
                     "parametrisations with torch.nn.utils.parametrize.remove_parametrizations)"
                 )
-        for site, layer in self._layers.items():
-            _detach(layer, self.keys[site])
-        self._layers = {}
+        for layer in holders:
+            _detach(layer, made)
+        self._layers, self._made = {}, {}
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that came with the insertion, for an optimiser of their own."""
-        found = []
-        for site, layer in self._layers.items():
-            found += list(layer.attached[self.keys[site]].parameters())  # type: ignore
-        return found
+        return [parameter for module in self._made.values() for parameter in module.parameters()]
 
     def __repr__(self) -> str:
         return f"Insertion({self.mechanism!r} at {len(self.sites)} sites)"
 
 
+def _attached(layer: nn.Module) -> dict[str, nn.Module]:
+    """What is attached to a layer, whether it runs or not (see :func:`reattach`)."""
+    attached = getattr(layer, "attached", None)
+    return dict(attached) if isinstance(attached, nn.ModuleDict) else {}
+
+
 def _attach(layer: nn.Module, site: str, key: str, module: Mechanism) -> None:
+    module.site = site
     if isinstance(layer, Attended):
         layer.attached[key] = module
         return
@@ -176,13 +214,13 @@ def reattach(model: nn.Module) -> None:
             module.__class__ = _attended(type(module))
 
 
-def _detach(layer: nn.Module, key: str) -> None:
-    if isinstance(layer, Attended) and key in layer.attached:
-        del layer.attached[key]
-        if not len(layer.attached):
-            plain = layer._plain
-            del layer.attached
-            layer.__class__ = plain  # type: ignore
+def _detach(layer: Any, made: set[Mechanism]) -> None:
+    for key, module in _attached(layer).items():
+        if module in made:
+            del layer.attached[key]
+    if not len(layer.attached):
+        del layer.attached
+        layer.__class__ = getattr(layer, "_plain", type(layer))
 
 
 def insert(
@@ -211,7 +249,7 @@ def insert(
     >>> done.eject()
     """
     cls = look_up(mechanism)
-    _check_options(cls, mechanism, options)
+    options = _check_options(cls, mechanism, options)
     layers = find(model, mechanism, at)
     made: dict[str, Mechanism] = {}
     keys: dict[str, str] = {}
@@ -229,7 +267,7 @@ def insert(
         keys[site] = next(key for key in itertools.chain([mechanism], numbered) if key not in there)
         made[site] = _build(cls, layer, site, start, options)
     reference = next(model.parameters(), None)
-    done = Insertion(mechanism, layers, keys)
+    done = Insertion(mechanism, model, layers, keys, made)
     try:
         for site, layer in layers.items():
             own = next(layer.parameters(), reference)
@@ -252,10 +290,18 @@ def _build(cls: type[Mechanism], layer: nn.Module, site: str, start: Start, opti
         raise UserError(f"{site}: {' '.join(str(error).split())}") from error
 
 
-def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> None:
-    """Name the first option that the mechanism does not have, and near misses."""
+def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Name the first option that the mechanism does not have, and near misses, or whose type its annotation forbids."""
+    where = f"mechanism {name!r}"
     own, more = (list(inspect.signature(call).parameters.values()) for call in (cls.__init__, cls.for_layer))
-    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in own):
-        return
-    known = [each.name for each in (*own, *more) if each.default is not each.empty and each.name != "start"]
-    check_names(options, known, f"mechanism {name!r}")
+    if not any(each.kind is each.VAR_KEYWORD for each in own):
+        optional = [p.name for p in (*own, *more) if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
+        check_names(options, {*optional, "at", "start", "stack"}.difference(cls.filled), where)
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # someone else's annotations may name what cannot be found
+        hints = get_type_hints(cls.for_layer) | get_type_hints(cls.__init__)
+    checked = dict(options)
+    for key, value in options.items():
+        with contextlib.suppress(TypeError):  # an annotation that values cannot be held against
+            checked[key] = convert(hints.get(key, Any), value, f"{where}: {key}")
+    return checked

@@ -42,7 +42,15 @@ GROUP = "foveal.mechanisms"
 
 
 class Mechanism(Attends):
-    """Base of everything that :func:`foveal.insert` can put on a layer."""
+    """Base of everything that :func:`foveal.insert` can put on a layer.
+
+    Attributes:
+        site: name of the layer it was put on.
+        filled: arguments that ``for_layer`` takes from the layer, so that they are no options.
+    """
+
+    site: str = ""
+    filled: tuple[str, ...] = ()
 
     @classmethod
     def serves(cls, layer: nn.Module) -> str | None:
@@ -80,6 +88,8 @@ class Gate(Mechanism):
 
 class Kernel(Mechanism):
     """A mechanism that replaces the arithmetic of a convolution."""
+
+    filled = ("in_channels", "out_channels", "kernel_size", "groups")
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """What ``conv(x)`` becomes."""
@@ -134,6 +144,11 @@ def register_mechanism(name: str) -> Callable[[M], M]:
                 f"a mechanism's name becomes part of state-dict keys: it has no dots and is no attribute of a module, "
                 f"got {name!r}"
             )
+        old = _MECHANISMS.get(name, cls)
+        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):  # a reload defines it once more
+            raise UserError(
+                f"there is a mechanism {name!r} already, {old.__module__}.{old.__qualname__}; choose another name"
+            )
         _MECHANISMS[name] = cls
         return cls
 
@@ -152,10 +167,17 @@ def _load_installed() -> None:
         _loaded = True
         for entry in entry_points(group=GROUP):
             try:
-                entry.load()
+                loaded = entry.load()
             except Exception as error:  # someone else's package; the other mechanisms work without it
                 warnings.warn(
                     f"the mechanism {entry.name!r} of an installed package cannot be loaded: {error}", stacklevel=3
+                )
+                continue
+            if not any(loaded is cls for cls in _MECHANISMS.values()):
+                warnings.warn(
+                    f"the entry point {entry.name!r} of an installed package registers nothing: {entry.value} is not "
+                    f"decorated with foveal.register_mechanism({entry.name!r})",
+                    stacklevel=3,
                 )
 
 
@@ -168,6 +190,8 @@ def mechanisms() -> dict[str, str]:
 def mechanism(name: str) -> type[Mechanism]:
     """The mechanism called ``name``."""
     _load_installed()
+    if not isinstance(name, str):
+        raise UserError(f"mechanism must be a name, one of {', '.join(sorted(_MECHANISMS))}, got {name!r}")
     if name not in _MECHANISMS:
         raise unknown("mechanism", name, _MECHANISMS)
     return _MECHANISMS[name]

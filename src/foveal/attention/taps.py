@@ -8,6 +8,7 @@ compiled already would not run, so the layer also changes its class meanwhile, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from foveal.errors import UserError, unknown
+from foveal.attention.graph import below
+from foveal.errors import UnknownNameError, UserError, unknown
 
 Grid = Callable[[Tensor], Tensor]
 MOST_PREFIX_TOKENS = 16
@@ -45,8 +47,21 @@ def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Modul
     layers = {n.removesuffix("._orig_mod"): m for n, m in layers.items()}  # the compiled layer itself, not its wrapper
     for name in names:
         if name not in layers:
-            raise unknown("layer", name, layers)
+            raise _unknown_layer(name, layers)
     return {name: layers[name] for name in names}
+
+
+def _unknown_layer(name: str, layers: dict[str, nn.Module]) -> UserError:
+    """With close names, or else the last blocks of the last row of blocks."""
+    row, blocks = "?", list[str]()
+    for parent, module in layers.items():
+        inner = [f"{parent}.{n}" for n, child in module.named_children() if any(True for _ in child.children())]
+        if isinstance(module, nn.Sequential | nn.ModuleList) and inner and not parent.startswith(row + "."):
+            row, blocks = parent, inner
+    error = unknown("layer", name, layers)
+    if "did you mean" in str(error) or not blocks:
+        return error
+    return UnknownNameError(f"unknown layer {name!r}; the model has {len(layers)}, among them {', '.join(blocks[-3:])}")
 
 
 def compiled_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
@@ -106,6 +121,8 @@ class Taps:
     Attributes:
         outputs: name of the layer to what it put out.
         logits: what the model returned, (N, K).
+        twice: whether what comes after the layers can be differentiated twice; None until someone has found out, which
+            takes longer than a step of a small model.
     """
 
     def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Grid | None = None) -> None:
@@ -114,6 +131,7 @@ class Taps:
         self._modules = list(model.modules())  # gathering them takes longer than looking at them
         self.compiled: list[nn.Module] = []
         self.reshape = reshape
+        self.twice: bool | None = None
         self._open = ExitStack()
         self.clear()
 
@@ -148,6 +166,8 @@ class Taps:
             with torch.enable_grad():
                 # Nothing before this layer is trained: the graph begins here.
                 values = first if first.requires_grad else first.detach().requires_grad_()
+                if any(values is each for each in args):  # the layer did nothing; what goes around it is not of it
+                    values = values.clone()
                 handed_on = values.clone()
             assert handed_on.grad_fn is not None
             self.outputs[name] = Tapped(values, handed_on.grad_fn)
@@ -191,15 +211,8 @@ class Taps:
         begun = {id(each) for each in values if each.is_leaf}  # nothing before these is trained
         if not begun:
             return True
-        todo, seen = [each.grad_fn for each in values], set()
-        while todo:
-            node = todo.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                if id(getattr(node, "variable", values[0])) not in begun and hasattr(node, "variable"):
-                    return True
-                todo += [below for below, _ in node.next_functions]
-        return False
+        nodes = below(each.grad_fn for each in values)
+        return any(hasattr(node, "variable") and id(node.variable) not in begun for node in nodes)
 
     def grid(self, name: str) -> Grid:
         """How what layer ``name`` put out becomes (N, C, H, W)."""
@@ -209,6 +222,8 @@ class Taps:
             if made.ndim != 4:
                 raise UserError(f"reshape must give (N, C, H, W), it made {tuple(made.shape)} of {shape} at {name}")
             return self.reshape
+        if len(shape) == 3 and hasattr(self.core, "reroll"):  # timm's Hiera
+            return _rerolled(self.core, name)
         found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), _is_nhwc(self.core))
         if found is None:
             if len(shape) == 4 and shape[2:] == (1, 1):
@@ -244,6 +259,14 @@ def _prefix_tokens(model: nn.Module) -> int | None:
     return count if isinstance(count, int) else None
 
 
+def _rerolled(model: nn.Module, name: str) -> Grid:
+    """Tokens that the model has put in another order, back in that of the image."""
+    block = re.fullmatch(r"blocks\.(\d+)", name)
+    if block is None:
+        raise UserError(f"the tokens at {name} are not in the order of the image; name a whole block, as in blocks.1")
+    return lambda t: model.get_submodule("reroll")(t, int(block[1])).movedim(-1, 1)
+
+
 def _is_nhwc(model: nn.Module) -> bool:
     return str(getattr(model, "output_fmt", "")).endswith("NHWC")  # timm
 
@@ -253,16 +276,17 @@ def layout(
 ) -> Grid | None:
     """How features of this shape become (N, C, h, w); None if they hold no map of an image.
 
-    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image.
-    Tokens (N, L, C) or (L, N, C) are laid out as the grid with these proportions, after as many class and register
-    tokens as the model says, or as few as leave such a grid.
+    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image; the
+    former is believed if it fits within rounding. Tokens (N, L, C) or (L, N, C) are laid out as the grid with these
+    proportions, after as many class and register tokens as the model says (or none, as before these are added), or as
+    few as leave such a grid.
 
     Args:
         shape: of the features.
         samples: N.
         size: height and width of the image; None for a square.
         prefix: tokens before the patches, if known.
-        nhwc: which layout to believe when the proportions fit both.
+        nhwc: the model says that it has (N, h, w, C), which is believed where it fits as well.
 
     >>> layout((2, 512, 7, 7), 2, (224, 224))(torch.zeros(2, 512, 7, 7)).shape
     torch.Size([2, 512, 7, 7])
@@ -274,7 +298,8 @@ def layout(
     ratio = 1.0 if size is None else size[0] / size[1]
     if len(shape) == 4:
         errors = [abs(h / w / ratio - 1) if h and w else 1e9 for h, w in (shape[2:], shape[1:3])]
-        last = errors[1] < errors[0] or (errors[1] == errors[0] and nhwc)
+        fits = abs(shape[2] - shape[3] * ratio) < max(1, ratio)  # within rounding
+        last = errors[1] <= errors[0] if nhwc else errors[1] < errors[0] and not fits
         if shape[0] != samples or max(shape[1:3] if last else shape[2:]) < 2:
             return None
         return (lambda t: t.movedim(-1, 1)) if last else (lambda t: t)
@@ -282,7 +307,7 @@ def layout(
         return None
     swap = shape[0] != samples
     tokens = shape[0] if swap else shape[1]
-    for skip in range(MOST_PREFIX_TOKENS + 1) if prefix is None else (prefix,):
+    for skip in range(MOST_PREFIX_TOKENS + 1) if prefix is None else (prefix, 0):
         for h, w in _grids(tokens - skip):
             if max(h, w) > 1 and abs(h - w * ratio) < 1:
                 return _tokens(skip, h, w, swap)

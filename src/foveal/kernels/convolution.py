@@ -29,7 +29,7 @@ class How(NamedTuple):
 
 
 def second_order_conv2d(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -38,9 +38,9 @@ def second_order_conv2d(
     groups: int = 1,
 ) -> Tensor:
     """As :func:`torch.nn.functional.conv2d`."""
-    if isinstance(padding, str) or x.ndim != 4 or not torch.is_grad_enabled():
-        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    kind = x.device.type
+    if isinstance(padding, str) or input.ndim != 4 or not torch.is_grad_enabled():
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    x, kind = input, input.device.type
     if torch.is_autocast_enabled(kind) and x.dtype != torch.float64:
         half = torch.get_autocast_dtype(kind)
         x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)

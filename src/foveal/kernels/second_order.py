@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -14,7 +16,9 @@ from foveal.kernels.convolution import second_order_conv2d
 
 
 class SecondOrder(TorchFunctionMode):
-    """Context manager: inside it, convolutions and batch norms are such forms.
+    """Context manager: inside it, convolutions, batch norms and hard sigmoids are such forms.
+
+    Under activation checkpointing they stay as they are, since they will run again outside of it and must be the same.
 
     Args:
         wanted: says of the next one whether it shall be.
@@ -27,8 +31,20 @@ class SecondOrder(TorchFunctionMode):
         self.forms: dict[Any, Callable[..., Any]] = {
             F.conv2d: second_order_conv2d,
             F.batch_norm: partial(second_order_batch_norm, compile=compile),
+            F.hardsigmoid: second_order_hardsigmoid,
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         form = self.forms.get(func)
-        return (form if form and self.wanted() else func)(*args, **(kwargs or {}))
+        return (form if form and self.wanted() and not _checkpointed() else func)(*args, **(kwargs or {}))
+
+
+def second_order_hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """As :func:`torch.nn.functional.hardsigmoid`, of which PyTorch has no second derivative."""
+    out = F.relu6(input + 3) / 6
+    return input.copy_(out) if inplace else out
+
+
+def _checkpointed() -> bool:
+    """Whether something decides how tensors are saved here, as activation checkpointing does."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

@@ -79,8 +79,8 @@ def fit_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) ->
 def start_from(model: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> list[str]:
     """Load pretrained weights into a classifier, whether attention was inserted into it or not.
 
-    Everything must fit but three things, which stay as they are: attention that the checkpoint does not have, counters
-    of batch norms, and the last layer if the checkpoint's is for another number of classes.
+    Everything must fit but three things, which stay as they are: an inserted mechanism that the checkpoint has nothing
+    of, counters of batch norms, and the last layer if the checkpoint's is for another number of classes.
 
     Args:
         model: the classifier.
@@ -97,9 +97,14 @@ def start_from(model: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> 
     given, own = read_weights(checkpoint), model.state_dict()
     last = [name for name, module in own_modules(model) if isinstance(module, nn.Linear | nn.Conv2d)][-1:]
 
+    def mechanism(name: str) -> str:
+        return name.partition(".attached.")[2].partition(".")[0]
+
+    there = {mechanism(name) for name in own if name in given} | {""}
+
     def stays(name: str) -> bool:
         if name not in given:
-            return ".attached." in name or name.endswith("num_batches_tracked")
+            return mechanism(name) not in there or name.endswith("num_batches_tracked")
         head = name.rpartition(".")[0] in last and given[name].shape[1:] == own[name].shape[1:]
         return head and given[name].shape != own[name].shape
 

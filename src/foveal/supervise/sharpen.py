@@ -11,6 +11,7 @@ cost is twice the input-gradient of the last stage. Images with several true cla
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -130,6 +131,7 @@ class Sharpen:
         self._compiled: Callable[..., Any] | None = None
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
+        self._warned = False
         check_order(order)
         find_layers(unwrapped(model), names)  # also those that no term needs now
         self._taps = Taps(model, self._layers(), reshape)
@@ -232,9 +234,15 @@ class Sharpen:
         return found
 
     def _check(self, target: Tensor, valid: Tensor | None) -> None:
+        if self._taps.returned is None:
+            raise UserError(
+                "no forward pass to take the losses of: run the model inside `with sharpen:`, then call losses() once"
+            )
         logits = self._taps.logits
         if not isinstance(target, Tensor):
             raise UserError(f"target must be a tensor of class numbers or of 0 and 1, got {type(target).__name__}")
+        if valid is not None and not isinstance(valid, Tensor):
+            raise UserError(f"valid must be a bool tensor {tuple(logits.shape)}, got {type(valid).__name__}")
         if valid is not None and (valid.dtype != torch.bool or valid.shape != logits.shape):
             raise UserError(
                 f"valid must be bool {tuple(logits.shape)}, got {valid.dtype} of shape {tuple(valid.shape)}"
@@ -252,12 +260,34 @@ class Sharpen:
             raise UserError(f"target must hold class numbers (integers), got {target.dtype}")
         if target.ndim == 1 and target.device.type == "cpu" and bool((target >= logits.shape[1]).any()):
             raise UserError(f"target must be below {logits.shape[1]}, the number of classes, got {int(target.max())}")
-        if target.ndim == 2 and target.dtype.is_floating_point and not bool(((target == 0) | (target == 1)).all()):
-            raise UserError("target must be 0 and 1 for several labels; mixed or smoothed labels have no true class")
+        if target.ndim == 2 and target.dtype != torch.bool:
+            clear = (target == 0) | (target == 1)
+            if not bool((clear if valid is None else clear | ~valid).all()):
+                raise UserError(
+                    "target must be 0 and 1 for several labels; mixed or smoothed labels have no true class, and those "
+                    "that are not known are marked by valid="
+                )
+        self._check_layers()
+
+    def _check_layers(self) -> None:
+        ran = [name for name in self._taps.outputs if name in (self.inner, self.last)]
+        if ran == [self.last, self.inner]:
+            raise UserError(f"{self.inner} runs after {self.last}; name the inner layer first: at={tuple(ran)}")
         if self.order == 1 and not self._taps.trained():
             raise UserError(
                 f"nothing up to {self.last} is trained, so that in first order attention losses change no parameter; "
                 "unfreeze a layer before it, or use order=2"
+            )
+        idle = [name for name in ("separability_inner", "consistency_inner") if self.weights.get(name)]
+        if self.masking["mask_gradient"] and self.source == "last":  # consistency acts through the mask
+            idle = [name for name in idle if name != "consistency_inner"]
+        tapped = self._taps.outputs.get(self.inner)
+        if self.order == 1 and idle and not self._warned and tapped is not None and tapped.values.is_leaf:
+            self._warned = True
+            warnings.warn(
+                f"nothing up to {self.inner} is trained, so that in first order {' and '.join(idle)} change no "
+                "parameter; unfreeze a layer before it, give the weight 0, or use order=2",
+                stacklevel=5,
             )
 
     def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -283,10 +313,15 @@ class Sharpen:
 
 def _weights(given: Mapping[str, float] | None, inner: bool) -> dict[str, float]:
     known = TERMS if inner else TERMS[1:2]
+    made = dict.fromkeys(known, 1.0)
     for name, weight in (given or {}).items():
-        if name not in known:
+        try:
+            made[name] = float(weight)
+        except (TypeError, ValueError):
+            raise UserError(f"the weight of {name} must be a number, got {weight!r}") from None
+        if not made[name] >= 0:
+            raise UserError(f"the weight of {name} must not be negative, got {weight}")
+        if name not in TERMS or (name not in known and made[name]):
             hint = "; it needs an inner and a last layer" if name in TERMS else ""
             raise UserError(f"{unknown('term', name, known)}{hint}")
-        if not weight >= 0:
-            raise UserError(f"the weight of {name} must not be negative, got {weight}")
-    return {name: float((given or {}).get(name, 1.0)) for name in known}
+    return {name: made[name] for name in known}
