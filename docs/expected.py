@@ -131,6 +131,8 @@ METRICS = {
     "overlap_inner": "Overlap, inner layer",
     "overlap_last": "Overlap, last layer",
     "inner_in_last": "Inner in last",
+    "pointing_game": "Pointing game",
+    "energy_in_box": "Energy in box",
     "true_positive_strength": "True-positive strength, product of all gates",
     "true_positive_strength_last": "True-positive strength, last gate alone",
     "true_positive_strength_resized": "True-positive strength, product of gates stretched over the image",

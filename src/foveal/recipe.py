@@ -164,11 +164,20 @@ class Sharpening:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        _check_least(self, "loss.sharpen", order=1, positives=1, warmup=0)
+        _check_least(self, "loss.sharpen", order=1, theta=0, positives=1, warmup=0)
+        if not self.omega > 0:
+            raise UserError(f"loss.sharpen.omega: expected a number above 0, got {self.omega:g}")
+        if self.inner == self.last:
+            raise UserError(
+                f"loss.sharpen: inner and last are both {self.last}; name an earlier layer as inner, or inner=null"
+            )
         known = ("classification", "separability_inner", "separability_last", "consistency_inner")
         check_names(self.weight_dict, known, "loss.sharpen.weight_dict")
         for name, weight in self.weight_dict.items():
-            self.weight_dict[name] = convert(float, weight, f"loss.sharpen.weight_dict.{name}")
+            where = f"loss.sharpen.weight_dict.{name}"
+            self.weight_dict[name] = convert(float, weight, where)
+            if not self.weight_dict[name] >= 0:
+                raise UserError(f"{where}: expected at least 0, got {self.weight_dict[name]:g}")
 
 
 @dataclass
@@ -238,6 +247,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _check_least(self, "", seed=0)
+        if self.loss.sharpen is not None and self.task != "classify":
+            raise UserError(f"loss.sharpen is for task classify; leave it out with task {self.task}")
 
     def dump(self) -> str:
         """The resolved recipe as YAML that :func:`load` reads back."""

@@ -341,6 +341,25 @@ def test_voc2012(tmp_path):
     assert named(~batch["valid"][0]) == ["dog"]
 
 
+VOC_XML = """<annotation><size><width>40</width><height>20</height></size>
+<object><name>dog</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>20</ymax></bndbox>
+<part><name>head</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax></bndbox></part></object>
+</annotation>"""
+
+
+def test_boxes_of_voc(tmp_path):
+    folder = write_voc(tmp_path / "VOCdevkit" / "VOC2012", ("train", "val"))
+    assert build("voc2012", tmp_path, val_fraction=0.0).boxes() is None
+    write(folder / "Annotations" / "2008_3.xml", VOC_XML)
+    boxes = build("voc2012", tmp_path, val_fraction=0.0, size=20, augment="small").boxes()
+    assert boxes.tolist() == [[[VOC_CLASSES.index("dog"), -10, 0, 10, 20]]]  # the middle is seen: columns 10 to 30
+    boxes = build("voc2012", tmp_path, val_fraction=0.0, size=224).boxes()
+    assert boxes[0, 0, 1:].tolist() == [-144, -16, 112, 240]  # resized to 256 × 512, the middle of which is seen
+    write(folder / "Annotations" / "2008_3.xml", VOC_XML.replace("dog", "hound"))
+    with pytest.raises(DataError, match=r"2008_3.xml cannot be read as an annotation of VOC"):
+        build("voc2012", tmp_path, val_fraction=0.0).boxes()
+
+
 def test_voc2007_has_a_test_split(tmp_path):
     folder = write_voc(tmp_path / "VOCdevkit" / "VOC2007", VOC)
     found = read_voc2007(folder)

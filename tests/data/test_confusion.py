@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from foveal.data import dataset
-from foveal.data.confusion import COUNTS, SHAPES, SIDE, confusion, generate, read_confusion, shapes
+from foveal.data.confusion import COUNTS, SHAPES, SIDE, confusion, digit_boxes, generate, read_confusion, shapes
 from foveal.data.images import ImageOptions
 
 
@@ -62,3 +62,14 @@ def test_it_is_a_dataset_like_the_others(tmp_path) -> None:
     found = read_confusion(tmp_path)
     assert {split: len(samples) for split, samples in found.splits.items()} == COUNTS
     assert torch.equal(batch["label"], found.splits["test"].labels[batch["index"]])
+
+
+def test_boxes_are_those_of_the_digits() -> None:
+    made = generate("test", 20)
+    for box, label, mask in zip(digit_boxes(made), made.label, made.digit_mask, strict=True):
+        rows, columns = mask.nonzero().T
+        expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert ((box[0, 1:] + 0.5) * SIDE).round().tolist() == [int(end) for end in expected]
+        assert box[0, 0] == label
+    source = dataset("confusion").build(ImageOptions(size=SIDE // 2), None)
+    torch.testing.assert_close(source.boxes()[:20, :, 1:], (digit_boxes(made)[..., 1:] + 0.5) * SIDE / 2)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,6 +68,16 @@ def test_class_attention_of_true_and_of_predicted_classes() -> None:
     assert given.low <= given.mass <= given.high
 
 
+def test_a_model_whose_scores_are_an_attribute() -> None:
+    class Named(Looks):
+        def forward(self, x: Tensor) -> Any:
+            return SimpleNamespace(logits=super().forward(x))
+
+    x, _, masks = scenes()
+    how: dict[str, Any] = {"at": "norm", "kind": "gradcam", "sanity": False}
+    assert assert_attends(Named(), x, masks, 0.5, **how) == assert_attends(Looks(), x, masks, 0.5, **how)
+
+
 def test_the_forms_of_data_agree() -> None:
     model, (x, y, masks) = Looks(), scenes()
     expected = assert_attends(model, (x, y), masks, attention=at_norm)
@@ -73,6 +86,9 @@ def test_the_forms_of_data_agree() -> None:
     parts = [slice(0, 16), slice(16, 40)]
     for data, regions in (
         ((x, y), boxes),
+        ([x, y], masks),
+        ((x, y), masks.numpy()),
+        ([(x[p], y[p]) for p in parts], [masks[p].numpy() for p in parts]),
         ([(x[p], y[p]) for p in parts], [masks[p] for p in parts]),
         ([x[p] for p in parts], [boxes[p] for p in parts]),
     ):
@@ -142,6 +158,10 @@ def test_bad_input_says_what_to_do() -> None:
         assert_attends(model, x, masks, attention=at_norm, resamples=0)
     with pytest.raises(UserError, match="4 images need as many masks"):
         assert_attends(model, x, masks[:3])
+    with pytest.raises(UserError, match=r"masks in one tensor; batch them alike, for example masks.split"):
+        assert_attends(model, [(x, y)], masks)
+    with pytest.raises(UserError, match=r"model must be a torch.nn.Module, got function"):
+        assert_attends(lambda x: x, x, masks)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="same number of batches"):
         assert_attends(model, [(x, y)], [masks, masks])
     with pytest.raises(UserError, match="no image has a region"):

@@ -19,6 +19,7 @@ from foveal.measure import (
     InnerInLast,
     PointingGame,
     Split,
+    WeightedAveragePrecision,
     attention_overlap,
     average_precision,
     box_mask,
@@ -26,6 +27,7 @@ from foveal.measure import (
     inner_in_last,
     pointing_game,
     true_positive_strength,
+    weighted_average_precision,
 )
 from foveal.supervise import consistency, separability
 
@@ -146,6 +148,11 @@ def test_tolerance_is_a_distance(tolerance: int) -> None:
             assert bool(pointing_game(attention, mask, tolerance=tolerance).all == 1) == near
 
 
+def covers(first: float, last: float, pixel: int) -> bool:
+    within = [p for p in range(-5, 15) if first <= p + 0.5 < last]
+    return pixel in within or (not within and pixel == math.floor((first + last) / 2))
+
+
 @given(seeds)
 def test_boxes_are_the_masks_of_the_pixels_they_cover(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
@@ -154,7 +161,7 @@ def test_boxes_are_the_masks_of_the_pixels_they_cover(seed: int) -> None:
     mask = box_mask([boxes[0], boxes[1, :0]], (5, 7))
     for i in range(5):
         for j in range(7):
-            expected = any(x0 <= j + 0.5 < x1 and y0 <= i + 0.5 < y1 for x0, y0, x1, y1 in boxes[0].tolist())
+            expected = any(covers(x0, x1, j) and covers(y0, y1, i) for x0, y0, x1, y1 in boxes[0].tolist())
             assert bool(mask[0, i, j]) == expected
     assert not mask[1].any()
     attention = torch.rand(2, 5, 7, generator=draw)
@@ -222,3 +229,37 @@ def test_average_precision_of_each_class_over_batches(seed: int, interpolation: 
     if interpolation == "step" and labels[:, :3].any(0).all():
         expected = average_precision_score(labels[:, :3].numpy(), scores[:, :3].numpy(), average=None)
         assert found[:3].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_small_boxes_have_the_pixel_that_holds_their_centre() -> None:
+    boxes = torch.tensor([[1.6, 1.6, 2.4, 2.4]]), torch.tensor([[0.0, 2.6, 4.0, 3.2]]), torch.zeros(1, 4)
+    mask = box_mask(boxes, (4, 4))
+    assert mask[0].nonzero().tolist() == [[2, 2]]
+    assert mask[1].nonzero().tolist() == [[2, 0], [2, 1], [2, 2], [2, 3]]
+    assert not mask[2].any()  # no area
+    assert not box_mask([torch.tensor([[4.1, 1.0, 4.3, 2.0]])], (4, 4)).any()  # not in the map
+    assert box_mask([torch.tensor([[0.5, 0.0, 1.5, 1.0]])], (1, 3)).tolist() == [[[True, False, False]]]
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_maps_must_be_finite_and_not_negative(name: str, bad: float) -> None:
+    first, second, _ = samples(name, 0)
+    first[0, 0, 0] = bad
+    with pytest.raises(UserError, match="finite and not negative"):
+        MEASURES[name][0](first, second)
+
+
+def test_average_precision_leaves_out_what_is_not_valid() -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores, labels, valid = (torch.rand(30, 4, generator=draw) for _ in range(3))
+    labels, valid = labels < 0.4, valid < 0.7
+    found = average_precision(scores, labels, valid=valid)
+    for k in range(4):
+        kept = valid[:, k]
+        torch.testing.assert_close(
+            found[k : k + 1], average_precision(scores[kept, k : k + 1], labels[kept, k : k + 1])
+        )
+    metric = WeightedAveragePrecision()
+    metric.update(scores, labels, valid)
+    torch.testing.assert_close(weighted_average_precision(scores, labels, valid=valid), metric.compute())

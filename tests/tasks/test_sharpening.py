@@ -11,9 +11,17 @@ from torch import nn
 
 import foveal
 from foveal.attention.taps import Taps
+from foveal.cli import _show_result
 from foveal.data.lists import VOC_CLASSES
 from foveal.errors import UserError
-from foveal.measure import attention_overlap, average_precision, inner_in_last
+from foveal.measure import (
+    attention_map,
+    attention_overlap,
+    average_precision,
+    energy_in_box,
+    inner_in_last,
+    pointing_game,
+)
 from foveal.models.registry import any_model
 from foveal.recipe import Sharpening, available, load
 from foveal.see import report
@@ -21,7 +29,8 @@ from foveal.see.class_maps import read_top_classes
 from foveal.supervise import Sharpen, confusing_class
 from foveal.tasks import Classify, evaluate, fit
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.criterion import Criterion
+from foveal.tasks.classify import normalised
+from foveal.tasks.criterion import ClassAttention, Criterion
 from foveal.tasks.predict import predict
 from foveal.tasks.reproduce import tables
 from foveal.tasks.run import build_source, load_model
@@ -93,6 +102,13 @@ def test_attention_is_measured_by_right_and_wrong_answers(run) -> None:
             assert found == pytest.approx(float(getattr(values, part)), abs=1e-4)
 
 
+def test_the_split_is_printed(run, capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, result = run
+    _show_result(result)
+    parts = result["class_attention"]["overlap_last"]
+    assert f"(right {parts['right']:.2%}, wrong {parts['wrong']:.2%})" in capsys.readouterr().out
+
+
 def test_testing_again_says_the_same(run) -> None:
     out, _, result = run
     again = evaluate(out)
@@ -118,6 +134,7 @@ def test_without_weights_training_is_plain(recipe, tmp_path) -> None:
     zero = fit(recipe([ZERO]), tmp_path / "zero", progress=False)
     assert zero["metrics"]["accuracy"] == plain["metrics"]["accuracy"]
     assert "overlap_last" in zero["metrics"]
+    assert "pointing_game" not in zero["metrics"]  # without boxes
     assert "overlap_last" not in plain["metrics"]
     assert read_top_classes(tmp_path / "plain" / "samples.safetensors") is None
     other = weights(tmp_path / "zero")
@@ -184,6 +201,10 @@ def test_compiled_training_is_the_same(recipe, tmp_path, monkeypatch: pytest.Mon
         ("loss.sharpen.weight_dict={consistency_inner: much}", "weight_dict.consistency_inner: expected a number"),
         ("loss.sharpen.sigma=55", "loss.sharpen: sigma=55"),
         ("loss.sharpen.warmup=-1", "loss.sharpen.warmup: expected at least 0"),
+        ("loss.sharpen.omega=-1", "loss.sharpen.omega: expected a number above 0, got -1"),
+        ("loss.sharpen.weight_dict={classification: -1}", "weight_dict.classification: expected at least 0, got -1"),
+        ("loss.sharpen.inner=layer3", "loss.sharpen: inner and last are both layer3"),
+        ("task=refer", "loss.sharpen is for task classify; leave it out with task refer"),
     ],
 )
 def test_mistakes_stop_before_training(recipe, tmp_path, change: str, said: str) -> None:
@@ -191,10 +212,78 @@ def test_mistakes_stop_before_training(recipe, tmp_path, change: str, said: str)
         fit(recipe([change]), tmp_path / "run", progress=False)
 
 
+@pytest.mark.parametrize("change", ["loss.sharpen.theta=0.8", ZERO, "loss.sharpen.warmup=1"])
+def test_layers_without_maps_stop_before_training(recipe, tmp_path, change: str) -> None:
+    with pytest.raises(UserError, match=r"^loss.sharpen: layer fc puts out \(2, 10\), .* such as layer3.0.conv2$"):
+        fit(recipe(["loss.sharpen.last=fc", change]), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_layers_in_the_wrong_order_stop_before_training(recipe) -> None:
+    chosen = recipe(["loss.sharpen.inner=layer3", "loss.sharpen.last=layer2"])
+    with pytest.raises(UserError, match=r"^loss.sharpen: layer3 runs after layer2; name the inner layer first$"):
+        Classify(chosen, build_source(chosen))
+
+
+def test_trying_the_maps_changes_nothing(recipe) -> None:
+    chosen = recipe(["loss.sharpen.order=2"])
+    source, model = build_source(chosen), any_model("cifar_resnet20", depth=8, width=4, num_classes=10)
+    before, state = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    Classify(chosen, source, model)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_no_inner_layer_with_inner_weights_of_zero(recipe) -> None:
+    changes = ["loss.sharpen.inner=null", "loss.sharpen.weight_dict={separability_inner: 0, consistency_inner: 0}"]
+    chosen = recipe(changes)
+    task = Classify(chosen, build_source(chosen))
+    assert task.criterion is not None
+    assert task.criterion.weight_dict == {"classification": 1.0, "separability_last": 1.0}
+
+
 def test_what_is_compiled_is_differentiated_once(recipe) -> None:
     chosen = recipe(["train.compile=true", "loss.sharpen.order=2"])
     with pytest.raises(UserError, match=r"order=2 differentiates twice.*use order=1"):
         Classify(chosen, build_source(chosen)).on_fit_start()
+
+
+# Boxes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_measured_against_boxes(recipe, tmp_path) -> None:
+    changes = ["data={name: confusion, size: 24}", "train.batch=300", "train.eval_batch=1000"]
+    chosen = recipe([*changes, "loss.sharpen.kind=gradcam"])
+    result = fit(chosen, tmp_path / "run", progress=False)
+    model, source = load_model(tmp_path / "run")[0], build_source(chosen)
+    task = Classify(chosen, source, model)
+    (batch,) = source.loader("test", 1000, device=torch.device("cpu"))
+    x, label = normalised(batch["image"], task.mean, task.std), batch["label"]  # to the bit, for peaks may tie
+    maps = attention_map([foveal.cam(model, x, label, "layer3", "gradcam")], (24, 24))
+    boxes = source.boxes()
+    assert boxes is not None
+    assert torch.equal(boxes[:, 0, 0], label.float())
+    right, maps = model(x).argmax(1) == label, maps.detach()
+    for name, function in (("pointing_game", pointing_game), ("energy_in_box", energy_in_box)):
+        expected = function(maps, list(boxes[..., 1:]), right)
+        assert result["metrics"][name] == pytest.approx(float(expected.all), abs=1e-4)
+        for part in ("right", "wrong"):
+            assert result["class_attention"][name][part] == pytest.approx(float(getattr(expected, part)), abs=1e-4)
+
+
+def test_boxes_of_the_true_class_that_scores_best(recipe) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    boxes = torch.tensor([[[2.0, 0, 0, 4, 8], [0, 4, 0, 8, 8], [0, 0, 0, 1, 1]], [[-1.0, -1, -1, -1, -1]] * 3])
+    measured = ClassAttention(Sharpening(None, "0", kind="gradcam"), boxes)
+    x, logits = torch.rand(2, 3, 8, 8), torch.tensor([[2.0, 9.0, 1.0]]).repeat(2, 1)
+    label = torch.tensor([[1, 0, 1], [1, 0, 0]])
+    measured.update(model, x, logits, {"label": label, "index": torch.tensor([0, 1])})
+    maps = attention_map([foveal.cam(model, x[:1], 0, "0", "gradcam")], (8, 8))
+    expected = energy_in_box(maps, [boxes[0, 1:, 1:]]).all  # the second image has no box
+    torch.testing.assert_close(measured.measures["energy_in_box"].compute().all, expected)
 
 
 # Several labels -------------------------------------------------------------------------------------------------------

@@ -118,7 +118,16 @@ def confusion(split: str) -> Confusion:
 def read_confusion(_: Path) -> Found:
     """The images and their digits."""
     made = {split: confusion(split) for split in COUNTS}
-    return Found([str(d) for d in range(10)], {split: Samples(m.image, m.label) for split, m in made.items()})
+    splits = {split: Samples(m.image, m.label) for split, m in made.items()}
+    return Found([str(d) for d in range(10)], splits, partial(digit_boxes, made["test"]))
+
+
+def digit_boxes(made: Confusion) -> Tensor:
+    """The box around each digit, (N, 1, 5) as in :class:`~foveal.data.samples.Found`."""
+    columns, rows = made.digit_mask.any(1).int(), made.digit_mask.any(2).int()
+    first = [along.argmax(1) for along in (columns, rows)]
+    last = [SIDE - along.flip(1).argmax(1) for along in (columns, rows)]
+    return torch.stack([made.label, *((side / SIDE - 0.5) for side in (*first, *last))], 1)[:, None]
 
 
 FORMAT = Format(

@@ -125,13 +125,14 @@ class ImageData:
         folder = Path() if self.embedded else _locate(form, options.folder, root)
         found = form.read(folder)  # what is missing stops here
         self.queries: list[str] = []
-        self.answers, self.official = found.answers, tuple(found.splits)
+        self.answers, self.official, self._boxes = found.answers, tuple(found.splits), found.boxes
         files = sum(len(samples) for samples in found.splits.values() if not isinstance(samples.images, Tensor))
         self.held = not files or self._hold(files)
         if not files and self.augment in CROPPED:
             raise UserError(
                 f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
             )
+        self._short = short_side(self.size) if files and self.augment != "small" else self.size
         self.splits = self._divided(found.splits)
         if files and self.held:  # only now, for each split is decoded as it is used
             self.splits = self._all_decoded(self.splits)
@@ -203,6 +204,17 @@ class ImageData:
         elif "test" not in self.official:
             notes.append("tested on the official validation images")
         return f"{said}, {self.size}×{self.size}" + "".join(f"; {note}" for note in notes)
+
+    def boxes(self) -> Tensor | None:
+        """Where things are in the test images as the model sees them; None if the dataset does not say.
+
+        Returns:
+            float (N, M, 5): class, or -1 for no thing, and x0, y0, x1, y1 in pixels, also of what is cut off.
+        """
+        if self._boxes is None:
+            return None
+        found = self._boxes()
+        return torch.cat([found[..., :1], found[..., 1:] * self._short + self.size / 2], 2)
 
     def held_on(self, split: str, device: torch.device) -> Samples:
         """Pixels and labels of ``split`` on ``device``, moved there once."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from foveal.data.folders import class_names, class_samples, image_files, plain_name, read_folder, wordnet_names
 from foveal.data.samples import SPLITS, Found, Samples
@@ -94,12 +98,15 @@ def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> Found:
     Everingham et al., "The PASCAL visual object classes challenge" (IJCV 2010). The class files are the ground truth of
     the official evaluation: 1, -1, or 0 where all objects of the class are difficult. Such a label is neither right nor
     wrong there; here it is 0 and not ``valid``. (The boxes in Annotations differ from these files for a few images.)
-    VOC 2012 publishes no labels of its test images, so its validation images serve for testing.
+    VOC 2012 publishes no labels of its test images, so its validation images serve for testing. Boxes are read if the
+    folder Annotations is there.
     """
     main = folder / "ImageSets" / "Main"
     if not main.is_dir():
         raise DataError(f"{main} is missing; unpack the official VOCtrainval archive, which makes VOCdevkit")
-    return Found(list(VOC_CLASSES), {split: _voc_split(folder, main, split) for split in splits})
+    found = {split: _voc_split(folder, main, split) for split in splits}
+    annotated = (folder / "Annotations").is_dir()
+    return Found(list(VOC_CLASSES), found, partial(_voc_boxes, folder, found[splits[-1]]) if annotated else None)
 
 
 def read_voc2007(folder: Path) -> Found:
@@ -126,3 +133,25 @@ def _voc_split(folder: Path, main: Path, split: str) -> Samples:
         raise DataError(f"{main / f'{VOC_CLASSES[k]}_{split}.txt'} has no line for image {images[n]}; get it again")
     files = [folder / "JPEGImages" / f"{image}.jpg" for image in images]
     return Samples.of_files(files, (marks == 1).float(), marks != 0)
+
+
+def _voc_boxes(folder: Path, samples: Samples) -> Tensor:
+    """Boxes of all objects (N, M, 5), as in :class:`~foveal.data.samples.Found`."""
+    files = (folder / "Annotations" / f"{samples.file(n).stem}.xml" for n in range(len(samples)))
+    return pad_sequence([_voc_objects(file) for file in files], batch_first=True, padding_value=-1)
+
+
+def _voc_objects(file: Path) -> Tensor:
+    """Class and box of every object of an image, (M, 5); pixels are counted from 1 there, and the last is inside."""
+    try:
+        image = ElementTree.parse(file).getroot()
+        width, height = (float(image.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        found = []
+        for thing in image.findall("object"):
+            x0, y0, x1, y1 = (float(thing.findtext(f"bndbox/{end}", "")) for end in ("xmin", "ymin", "xmax", "ymax"))
+            from_middle = (x0 - 1 - width / 2, y0 - 1 - height / 2, x1 - width / 2, y1 - height / 2)
+            label = VOC_CLASSES.index(thing.findtext("name", ""))
+            found.append([label, *(end / min(width, height) for end in from_middle)])
+    except (OSError, ValueError, ZeroDivisionError, ElementTree.ParseError) as error:
+        raise DataError(f"{file} cannot be read as an annotation of VOC ({error}); get it again") from error
+    return torch.tensor(found).view(-1, 5)

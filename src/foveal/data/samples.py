@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,18 @@ class Samples:
 
 @dataclass(frozen=True)
 class Found:
-    """What a reader found in a folder: names of the classes, and the samples of ``train`` and of other splits."""
+    """What a reader found in a folder.
+
+    Attributes:
+        answers: names of the classes.
+        splits: the samples of ``train`` and of other splits.
+        boxes: reads where things are in the images to be tested on, float (N, M, 5): class, or -1 for no thing, and x0,
+            y0, x1, y1 from the middle of the image in units of its short side. None if the dataset does not say.
+    """
 
     answers: list[str]
     splits: dict[str, Samples]
+    boxes: Callable[[], Tensor] | None = None
 
 
 def part_of(samples: Samples, fraction: float, seed: int, stream: int = 0) -> Tensor:

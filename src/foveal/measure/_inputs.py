@@ -28,5 +28,10 @@ def check_maps(attention: Tensor, mask: Tensor) -> None:
             f"attention {tuple(attention.shape)} and mask {tuple(mask.shape)} differ in shape; "
             "bring the attention to the size of the mask with foveal.measure.attention_map"
         )
+    check_values(attention)
+
+
+def check_values(attention: Tensor) -> None:
+    """Raise unless ``attention`` is finite and not negative."""
     if not bool(((attention >= 0) & (attention < float("inf"))).all()):
         raise UserError("attention must be finite and not negative; give probabilities (after sigmoid or softmax)")

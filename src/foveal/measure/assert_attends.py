@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from foveal.attention.cam import Kind, cam
+from foveal.attention.taps import Taps
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32
 from foveal.measure.regions import region_mask
@@ -72,8 +74,8 @@ def assert_attends(
         model: any classifier; for another model give ``attention``.
         data: images (N, C, H, W), or images and classes (N,), or an iterable of batches of either. Maps are of these
             classes, or of the predicted ones if there are none.
-        masks: bool (N, H, W) at any size, or boxes (M, 4) of each image in its pixels; for an iterable of batches an
-            iterable of such. Images without a region are left out.
+        masks: bool (N, H, W) at any size (of torch or NumPy), or boxes (M, 4) of each image in its pixels; for an
+            iterable of batches an iterable of such. Images without a region are left out.
         min_mass: the share that is asked for, in [0, 1].
         at: the layer of the class attention map.
         kind: ``channel`` or ``gradcam``, see :func:`foveal.cam`.
@@ -105,6 +107,8 @@ def assert_attends(
     >>> foveal.measure.assert_attends(Bright(), (x, torch.zeros(8).long()), masks, at="see", sanity=False).mass
     1.0
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}; wrap it in one")
     if not 0 < min_mass < 1 or not 0 < confidence < 1:
         raise UserError(f"min_mass={min_mass} and confidence={confidence}: expected fractions between 0 and 1")
     if resamples < 1:
@@ -112,7 +116,9 @@ def assert_attends(
 
     def class_map(model: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
         if y is None:
-            y = model(x).argmax(1)
+            with Taps(model, at) as taps:
+                model(x)
+            y = taps.logits.argmax(1)
         return cam(model, x, y, at, kind)
 
     look = attention or class_map
@@ -155,13 +161,17 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
 
 def _batches(data: Any, masks: Any, size: int) -> Iterator[tuple[Tensor, Tensor | None, Region]]:
     """Images, classes or None, and regions."""
-    if isinstance(data, Tensor) or (isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)):
+    masks = _tensor(masks)
+    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(each, Tensor) for each in data)
+    if isinstance(data, Tensor) or (pair and data[1].ndim < 4):  # else two batches of images
         x, y = (data, None) if isinstance(data, Tensor) else data
         if len(masks) != len(x) or (y is not None and len(y) != len(x)):
             raise UserError(f"{len(x)} images need as many masks and classes, got {len(masks)} masks")
         for i in range(0, len(x), size):
             yield x[i : i + size], None if y is None else y[i : i + size], masks[i : i + size]
         return
+    if isinstance(masks, Tensor) and masks.ndim == 3:
+        raise UserError("data come in batches and masks in one tensor; batch them alike, for example masks.split(32)")
     end = object()
     others = chain(masks, [end])
     for one, region in zip(chain(data, [end]), others, strict=False):
@@ -169,7 +179,11 @@ def _batches(data: Any, masks: Any, size: int) -> Iterator[tuple[Tensor, Tensor 
             raise UserError("data and masks must give the same number of batches")
         if one is not end:
             x, y = one if isinstance(one, tuple | list) else (one, None)
-            yield x, y, region
+            yield x, y, _tensor(region)
+
+
+def _tensor(region: Any) -> Any:
+    return torch.from_numpy(region) if isinstance(region, np.ndarray) else region
 
 
 def _shares(

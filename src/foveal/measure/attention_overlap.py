@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from foveal.errors import UserError
-from foveal.measure._inputs import at_least_float32
+from foveal.measure._inputs import at_least_float32, check_values
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
 
 
@@ -20,6 +20,8 @@ def _check(target_map: Tensor, confuser_map: Tensor, correct: Tensor | None) -> 
             "the maps must both be (N, H, W), one per sample, "
             f"got {tuple(target_map.shape)} and {tuple(confuser_map.shape)}"
         )
+    check_values(target_map)
+    check_values(confuser_map)
     check_correct(correct, len(target_map))
 
 
@@ -30,7 +32,7 @@ def _each(target_map: Tensor, confuser_map: Tensor) -> tuple[Tensor, Tensor]:
     target, confuser = (t / peak.masked_fill(peak == 0, 1) for t in (target, confuser))
     total = (target + confuser).sum((1, 2))
     shared = 2 * torch.minimum(target, confuser).sum((1, 2))
-    counted = (target.sum((1, 2)) > 0) & total.isfinite()
+    counted = target.sum((1, 2)) > 0
     return shared / total.masked_fill(~counted, 1), counted
 
 
@@ -40,7 +42,7 @@ def attention_overlap(target_map: Tensor, confuser_map: Tensor, correct: Tensor 
     Samples whose target map is zero everywhere are left out.
 
     Args:
-        target_map: (N, H, W), not negative, of the true class.
+        target_map: (N, H, W), finite and not negative, of the true class.
         confuser_map: (N, H, W), of the class most easily confused with it.
         correct: bool (N,), whether each prediction is right.
 

@@ -101,7 +101,9 @@ def _without(scores: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tens
     return scores.masked_fill(~valid, -torch.inf), labels & valid
 
 
-def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
+def average_precision(
+    scores: Tensor, labels: Tensor, interpolation: Interpolation = "area", valid: Tensor | None = None
+) -> Tensor:
     """Average precision of each attribute.
 
     With P and R precision and recall down the ranking, and P̂(r) the best precision at any recall ≥ r:
@@ -114,6 +116,8 @@ def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolati
         scores: (N, K), higher for more likely; logits and probabilities rank alike.
         labels: bool or 0 and 1, (N, K).
         interpolation: ``area``, ``11point`` or ``step``.
+        valid: bool (N, K), false where a sample counts neither for nor against an attribute (VOC's difficult objects);
+            None if all count.
 
     Returns:
         (K,) in [0, 1]; nan for an attribute without a positive.
@@ -125,10 +129,12 @@ def average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolati
     """
     _check_interpolation(interpolation)
     _check(scores, labels)
-    return _compute(*_update(scores, labels), interpolation)[0]
+    return _compute(*_without(*_update(scores, labels), valid), interpolation)[0]
 
 
-def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: Interpolation = "area") -> Tensor:
+def weighted_average_precision(
+    scores: Tensor, labels: Tensor, interpolation: Interpolation = "area", valid: Tensor | None = None
+) -> Tensor:
     """Mean of :func:`average_precision` over attributes, weighted by their positives.
 
     Attributes without a positive have weight zero.
@@ -137,6 +143,8 @@ def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: In
         scores: (N, K), higher for more likely; logits and probabilities rank alike.
         labels: bool or 0 and 1, (N, K).
         interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
+        valid: bool (N, K), false where a sample counts neither for nor against an attribute (VOC's difficult objects);
+            None if all count.
 
     Returns:
         Scalar in [0, 1]; nan if nothing is positive.
@@ -150,7 +158,7 @@ def weighted_average_precision(scores: Tensor, labels: Tensor, interpolation: In
     """
     _check_interpolation(interpolation)
     _check(scores, labels)
-    return _weighted(*_compute(*_update(scores, labels), interpolation))
+    return _weighted(*_compute(*_without(*_update(scores, labels), valid), interpolation))
 
 
 def mean_average_precision(

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from foveal.errors import UserError
+from foveal.measure._inputs import check_values
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
 from foveal.supervise.separability import consistencies
 
@@ -21,6 +22,8 @@ def _check(inner_map: Tensor, last_map: Tensor, correct: Tensor | None) -> None:
             "the maps must be (N, h, w) and (N, H, W), one per sample, "
             f"got {tuple(inner_map.shape)} and {tuple(last_map.shape)}"
         )
+    check_values(inner_map)
+    check_values(last_map)
     check_correct(correct, len(inner_map))
 
 
@@ -44,7 +47,7 @@ def inner_in_last(
     Samples with a map that is zero everywhere are left out.
 
     Args:
-        inner_map: (N, h, w), not negative, of a class at an inner layer.
+        inner_map: (N, h, w), finite and not negative, of a class at an inner layer.
         last_map: (N, H, W), of the same class at the last layer.
         correct: bool (N,), whether each prediction is right.
         sigma: threshold of the mask, as a fraction of the last map's maximum.

@@ -19,7 +19,8 @@ def box_mask(boxes: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
         size: (H, W) of the masks.
 
     Returns:
-        bool (N, H, W), true on the pixels whose centre lies in a box of the image.
+        bool (N, H, W), true on the pixels whose centre lies in a box of the image. A box too small for that has the
+        pixel that holds its own centre; one without any area has none.
 
     >>> box_mask([torch.tensor([[1.0, 0.0, 3.0, 1.0]])], (2, 4)).int()
     tensor([[[0, 1, 1, 0],
@@ -33,12 +34,19 @@ def box_mask(boxes: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
         x0, y0, x1, y1 = each.reshape(-1, 4).float().T[..., None]
         if bool((x1 < x0).any() or (y1 < y0).any()):
             raise UserError("boxes must be x0, y0, x1, y1 with x0 ≤ x1 and y0 ≤ y1; some are not")
-        y, x = (torch.arange(side, device=each.device) + 0.5 for side in size)
-        inside = ((y0 <= y) & (y < y1))[:, :, None] & ((x0 <= x) & (x < x1))[:, None, :]
-        masks.append(inside.any(0))
+        rows, columns = _covered(y0, y1, size[0]), _covered(x0, x1, size[1])
+        masks.append((rows[:, :, None] & columns[:, None, :]).any(0))
     if not masks:
         return torch.zeros(0, *size, dtype=torch.bool)
     return torch.stack(masks)
+
+
+def _covered(first: Tensor, last: Tensor, side: int) -> Tensor:
+    """Which of ``side`` pixels in a row lie in each of M intervals (M, 1), bool (M, side)."""
+    pixel = torch.arange(side, device=first.device)
+    inside = (first <= pixel + 0.5) & (pixel + 0.5 < last)
+    middle = (pixel == ((first + last) / 2).floor()) & (first < last)
+    return torch.where(inside.any(1, keepdim=True), inside, middle)
 
 
 def region_mask(attention: Tensor, region: Tensor | Sequence[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from foveal.models.registry import any_model
 from foveal.models.weights import start_from
 from foveal.recipe import Recipe
 from foveal.see.class_maps import top_classes
-from foveal.tasks.criterion import ClassAttention, Criterion
+from foveal.tasks.criterion import ClassAttention, Criterion, try_maps
 from foveal.tasks.task import Task, answer_loss, count_classes, find_checkpoint, pixels
 
 SHOWN = 9  # gates in a picture
@@ -150,7 +150,9 @@ class Classify(Task):
             self.register_buffer(name, torch.tensor(self.view[name]), persistent=False)
         sharpen = recipe.loss.sharpen
         self.criterion = None if sharpen is None else Criterion(self.model, sharpen)
-        self.class_attention = None if sharpen is None else ClassAttention(sharpen)
+        self.class_attention = None if sharpen is None else ClassAttention(sharpen, source.boxes())
+        if sharpen is not None and self.criterion is not None:
+            try_maps(self.criterion, sharpen, classes, source.size, source.multilabel)
         self.each_class = measure.AveragePrecision() if source.multilabel else None
         self.top5 = None
         if classes > 5 and not source.multilabel:
@@ -216,7 +218,7 @@ class Classify(Task):
             self.each_class.update(logits, batch["label"], **valid(batch))
         if self.class_attention is not None:
             x = normalised(batch["image"], self.mean, self.std)
-            self.class_attention.update(self.model, x, logits, batch["label"], batch.get("valid"))
+            self.class_attention.update(self.model, x, logits, batch)
         if batch_idx == 0:
             height, width = batch["image"].shape[-2:]
             self.keep(batch, logits, *maps(seen, (height, width)))

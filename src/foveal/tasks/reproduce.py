@@ -32,7 +32,8 @@ from foveal.tasks.run import build_source, fit, read_result
 SLOWEST = ("stn", "hattnet_ctx", "hattnet", "hard", "soft")  # first, so that no long run is left for the end
 SCORES = ("accuracy", "top5_accuracy", "mean_average_precision", "weighted_average_precision")
 STRENGTHS = ("true_positive_strength", "true_positive_strength_last", "true_positive_strength_resized")
-METRICS = (*SCORES, "center_mass", *STRENGTHS, "overlap_inner", "overlap_last", "inner_in_last")
+CLASS_ATTENTION = ("overlap_inner", "overlap_last", "inner_in_last", "pointing_game", "energy_in_box")
+METRICS = (*SCORES, "center_mass", *STRENGTHS, *CLASS_ATTENTION)
 
 
 @dataclass(frozen=True)
