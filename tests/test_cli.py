@@ -1,5 +1,6 @@
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,14 @@ def test_predict(monkeypatch, capsys, run, tmp_path):
     status, out, _ = call(monkeypatch, capsys, "predict", run, image, "7", "--out", picture)
     assert status == 0
     assert any(colour in out for colour in ("green", "yellow", "white", "red", "blue"))
-    assert Image.open(picture).size[0] > 300
+    width = Image.open(picture).width
+    assert width > 300
+    other = shutil.copytree(run, tmp_path / "other")
+    words = ("predict", run, image, "7", "--beside", other, "--label", "red", "--out", picture)
+    status, out, _ = call(monkeypatch, capsys, *words)
+    assert status == 0
+    assert out.count("  true\n") == 2
+    assert Image.open(picture).width > width + 200  # the gates of both
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +124,22 @@ def test_predict_a_class(monkeypatch, capsys, classifiers, tmp_path):
     status, _, err = call(monkeypatch, capsys, "predict", classifiers / "aw_se", "photo.png", "7")
     assert status == 2
     assert "classifies whole images; leave '7' out" in err
+
+
+def test_predict_beside_another_run(monkeypatch, capsys, classifiers, tmp_path):
+    Image.new("RGB", (40, 40), (90, 20, 200)).save(tmp_path / "photo.png")
+    words = (tmp_path / "photo.png", "--beside", classifiers / "aw_se", "--label", "3", "--out", tmp_path / "x.png")
+    status, out, _ = call(monkeypatch, capsys, "predict", classifiers / "aw_cbam", *words)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == str(classifiers / "aw_cbam")  # both recipes have the same title
+    assert lines[6] == str(classifiers / "aw_se")
+    for line in lines[1:6] + lines[7:12]:
+        assert line.endswith("  true") == line.startswith("3 ")
+    assert (tmp_path / "x.png").exists()
+    status, _, err = call(monkeypatch, capsys, "predict", classifiers / "aw_se", words[0], "--label", "33")
+    assert status == 2
+    assert "unknown class '33'; did you mean '3'?" in err
 
 
 def test_predict_needs_a_query_where_the_model_does(monkeypatch, capsys, run, tmp_path):

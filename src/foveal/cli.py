@@ -159,6 +159,12 @@ def predict(
     query: Annotated[
         str | None, typer.Argument(help="What to look for, e.g. a digit; a classifier takes none.")
     ] = None,
+    beside: Annotated[
+        Path | None, typer.Option(help="Another run with the same classes, asked the same and drawn beside.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="The true class, which is framed; again for each of several.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Where the picture goes; IMAGE-QUERY.png, IMAGE-seen.png or text-seen.png if left out."),
@@ -168,9 +174,13 @@ def predict(
     from foveal.tasks.predict import predict as ask
     from foveal.tasks.predict import text_file
 
-    found = ask(run, image, query)
-    for answer, probability in found.answers[:5]:
-        _say(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}")
+    found = ask(run, image, query, beside=beside, label=label or [])
+    for title, answers in found.models.items():
+        if beside is not None:
+            _say(title)
+        for answer, probability in answers[:5]:
+            true = "  true" if answer in (label or []) else ""
+            _say(f"{answer:12} {probability:6.1%} {'█' * round(30 * probability)}{true}")
     if found.remark:
         _say(found.remark)
     if found.picture is None:
@@ -339,7 +349,9 @@ def _show_result(result: dict[str, Any]) -> None:
         if value is not None:
             caveat = ", on other data" if result["embedded"] else ""
             beside = f"   (published {published[name]:.2%}{caveat})" if name in published else ""
-            _say(f"  {name:28} {value:8.2%}{beside}")
+            split = result.get("class_attention", {}).get(name, {})
+            parts = [f"{part} {split[part]:.2%}" for part in ("right", "wrong") if split.get(part) is not None]
+            _say(f"  {name:28} {value:8.2%}{beside}" + f"   ({', '.join(parts)})" * bool(parts))
     if result.get("step_seconds"):
         from foveal.see.table import step_time
 

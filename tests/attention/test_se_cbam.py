@@ -164,10 +164,23 @@ def test_channels_last_stays(name):
     torch.testing.assert_close(out, gate(x))
 
 
+def test_one_pooling_may_be_a_bare_name():
+    assert CBAM(8, pools="max").channel.pools == ("max",)
+
+
+def test_the_spatial_gate_starts_as_in_the_authors_code():
+    torch.manual_seed(0)
+    gates = [CBAM(8, start="paper").spatial for _ in range(40)]
+    assert all((gate.norm.weight == 0).all() for gate in gates)
+    deviation = torch.cat([gate.conv.weight.flatten() for gate in gates]).std().item()
+    assert deviation == pytest.approx((2 / 49) ** 0.5, rel=0.05)  # He's, fan out
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"pools": ()}, "pools is empty"),
+        ({"pools": "maks"}, "unknown pooling 'maks'; known: avg, max"),
         ({"pools": ("avg", "maks")}, "unknown pooling 'maks'; known: avg, max"),
         ({"start": "identiti"}, "unknown start 'identiti'; did you mean 'identity'"),
     ],

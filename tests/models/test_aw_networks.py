@@ -68,6 +68,53 @@ def test_identity_start_is_the_plain_network():
     torch.testing.assert_close(attended(images), plain(images), rtol=1e-4, atol=1e-5)
 
 
-def test_unknown_option():
+@pytest.mark.parametrize("name", ["aw_resnet50", "aw_mobilenet"])
+def test_unknown_option(name):
     with pytest.raises(UserError, match="did you mean 'reduction'"):
-        foveal.create_model("aw_resnet50", reductoin=8)
+        foveal.create_model(name, reductoin=8)
+
+
+@pytest.mark.parametrize("create", [foveal.create_model, timm.create_model])
+@pytest.mark.parametrize("name", ["se_resnet50", "cbam_mobilenet"])
+def test_options_of_timm_are_passed_on(create, name):
+    with torch.device("meta"):
+        model = create(name, drop_rate=0.25, drop_path_rate=0.1, global_pool="max")
+    assert model.drop_rate == 0.25
+    assert type(model.global_pool.pool).__name__ == "AdaptiveMaxPool2d"
+    assert any(getattr(module, "drop_prob", 0) > 0 for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("aw_resnet50", {"block": None}, "unknown key 'block'"),
+        ("aw_mobilenet", {"stem_size": 16}, "model aw_mobilenet: .*stem_size"),
+        ("cbam_resnet50", {"pools": []}, "pools is empty"),
+        ("cbam_mobilenet", {"pools": "avg"}, r"pools: expected a list, got 'avg'"),
+    ],
+)
+def test_options_that_do_not_fit(name, options, said):
+    with torch.device("meta"), pytest.raises(UserError, match=said):
+        foveal.create_model(name, **options)
+
+
+@pytest.mark.parametrize("name", ["aw_se_resnet50", "cbam_resnet50"])
+def test_attention_learns_from_the_first_step(name):
+    torch.manual_seed(0)
+    model = foveal.create_model(name, num_classes=3)
+    assert all((block.bn3.weight == 1).all() for stage in (model.layer1, model.layer4) for block in stage)
+    model(torch.randn(2, 3, 32, 32)).square().sum().backward()
+    learns = {n: bool(p.grad.abs().max() > 0) for n, p in model.named_parameters() if ".attached." in n}
+    even = ("spatial.conv.weight",)  # behind a norm whose weight starts at zero, as in the authors' code
+    assert all(learns[n] for n in learns if not n.endswith(even))
+
+
+@pytest.mark.parametrize("stride_first", [True, False])
+def test_plain_weights_need_the_stride_of_the_plain_network(stride_first):
+    torch.manual_seed(0)
+    plain = timm.create_model("resnet50", num_classes=5, zero_init_last=False).eval()
+    model = foveal.create_model("aw_resnet50", num_classes=5, start="identity", stride_first=stride_first).eval()
+    model.load_state_dict(plain.state_dict(), strict=False)
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.allclose(model(x), plain(x), rtol=1e-3, atol=1e-3) is not stride_first

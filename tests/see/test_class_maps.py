@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from PIL import Image
@@ -68,6 +71,45 @@ def test_probabilities_of_several_labels_and_of_few_classes() -> None:
     look = top_classes(model, x, "features", multilabel=True)
     assert look.classes.shape == (2, 3)
     torch.testing.assert_close(look.probability, model(x).sigmoid().gather(1, look.classes).detach())
+
+
+def test_a_model_that_returns_an_object_with_logits() -> None:
+    class Wrapped(Net):
+        def forward(self, x: Tensor) -> SimpleNamespace:
+            return SimpleNamespace(logits=super().forward(x))
+
+    plain, x = net(), images()
+    wrapped = Wrapped()
+    wrapped.load_state_dict(plain.state_dict())
+    expected, found = (top_classes(model, x, "features", kind="gradcam") for model in (plain, wrapped))
+    assert expected.kind == found.kind == "gradcam"
+    for name, value in expected.tensors().items():
+        assert torch.equal(found.tensors()[name], value)
+
+
+def test_one_image_of_several() -> None:
+    model, x = net(), images(3)
+    look = top_classes(model, x, "features")
+    one, label = look.only(1), look.classes[:, 2]
+    assert (len(one), one.kind) == (1, "channel")
+    alone = class_maps({"one": one}, x[1:2], label[1:2], size=SIZE)
+    top, block = GAP, alone.height  # the blocks of a panel are as high as a panel of one image
+    whole = class_maps({"one": look}, x, label, size=SIZE)
+    assert (
+        whole.crop((0, block + top, whole.width, 2 * block)).tobytes()
+        == alone.crop((0, top, alone.width, block)).tobytes()
+    )
+
+
+def test_the_kind_of_maps_is_named() -> None:
+    model, x = net(), images()
+    look = top_classes(model, x, "features")
+    kinds = ("channel", "gradcam", None)
+    pictures = [class_maps({"one": replace(look, kind=kind)}, x, size=SIZE) for kind in kinds]
+    x0, y0 = tile(0)
+    titles = {picture.crop((x0, GAP, picture.width, y0 - FRAME)).tobytes() for picture in pictures}
+    maps = {picture.crop((x0, y0, picture.width, y0 + SIZE)).tobytes() for picture in pictures}
+    assert (len(titles), len(maps)) == (3, 1)
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -153,5 +195,10 @@ def test_bad_input_says_what_to_do() -> None:
         class_maps({"one": look}, x[:1])
     with pytest.raises(UserError, match=r"label must be \(2,\)"):
         class_maps({"one": look}, x, torch.tensor([1]))
+    for label in ([12, 0], [0, -1]):
+        with pytest.raises(UserError, match=r"label must be between 0 and 6, the classes of one; got"):
+            class_maps({"one": look}, x, torch.tensor(label))
+    with pytest.raises(UserError, match="label has a column for each of 9 classes, one knows 7"):
+        class_maps({"one": look}, x, torch.zeros(2, 9))
     with pytest.raises(UserError, match="top=0"):
         top_classes(model, x, "features", top=0)

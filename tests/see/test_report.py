@@ -1,11 +1,17 @@
+import base64
 import html.parser
+import io
 import json
 import re
 
 import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from foveal.errors import RunError
-from foveal.see import report
+from foveal.see import TopClasses, report
 from foveal.see.runs import grouped, read_runs
 from foveal.see.table import best
 
@@ -200,3 +206,77 @@ def test_lower_is_better_for_errors(tmp_path, write_run):
     for key in ("error", "overlap_last"):
         assert [group.name for group in best(groups, key)] == ["SOFT"]
     assert [group.name for group in best(groups, "accuracy")] == ["SOFT", "HARD"]
+
+
+# Class maps -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def write_sharpened(write_run):
+    """Write a run whose maps of classes are of a kind, and which measured them."""
+
+    def write(folder, title, kind="channel", overlap=0.25):
+        split = {"all": overlap, "right": overlap - 0.125, "wrong": overlap + 0.125}
+        measures = ("overlap_inner", "overlap_last", "inner_in_last", "pointing_game", "energy_in_box")
+        run = write_run(
+            folder,
+            title,
+            settings={"loss": {"sharpen": {"kind": kind}}},
+            metrics={"accuracy": 0.5, **dict.fromkeys(measures, overlap)},
+            class_attention=dict.fromkeys(measures, split),
+        )
+        path, draw = run / "samples.safetensors", torch.Generator().manual_seed(len(title))
+        maps, rank = torch.rand(6, 5, 4, 4, generator=draw), torch.rand(6, 5, generator=draw).argsort(1)
+        top = TopClasses(rank.argsort(1), torch.full((6, 5), 0.2), maps, rank)
+        with safe_open(path, "pt") as file:
+            kept, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+        save_file(kept | top.tensors(), path, about)
+        return run
+
+    return write
+
+
+@pytest.mark.parametrize(("models", "images", "pictures"), [(2, 6, 1), (16, 2, 2)])
+def test_every_picture_of_class_maps_is_readable(tmp_path, write_sharpened, models, images, pictures):
+    for i in range(models):
+        write_sharpened(tmp_path / str(i), f"model {i:02}")
+    path = report(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    shown = re.findall(r'<img src="data:image/\w+;base64,([^"]+)" width="(\d+)" height="(\d+)" alt="class att', text)
+    assert len(shown) == images * pictures
+    for data, width, height in shown:
+        assert Image.open(io.BytesIO(base64.b64decode(data))).size == (int(width), int(height))
+        assert int(width) == 914
+        assert int(height) < 2000
+    assert path.stat().st_size < 4_000_000
+
+
+def test_measures_of_class_maps_are_explained_and_split(tmp_path, write_sharpened):
+    write_sharpened(tmp_path / "a", "baseline", overlap=0.5)
+    write_sharpened(tmp_path / "b", "sharpened")
+    page = read(report(tmp_path))
+    for said in ("Overlap last is", "Overlap inner is", "Inner in last is", "Pointing game is", "Energy in box is"):
+        assert page.text.count(said) == 1
+    assert "Of images answered right, and of those answered wrong" in page.text
+    baseline = [row for row in page.rows if row[0].split()[0] == "baseline"]
+    assert len(baseline) == 2
+    assert [float(cell) for cell in baseline[1][1:]] == [37.5, 62.5] * 5
+    assert "maps: A_ch" in page.row("sharpened")
+    assert "do not compare in these measures" not in page.text
+    assert [g.name for g in best(grouped(read_runs(tmp_path))["MREF", False], "overlap_last")] == ["sharpened"]
+
+
+def test_maps_of_different_kinds_are_told_apart(tmp_path, write_sharpened):
+    write_sharpened(tmp_path / "a", "baseline", overlap=0.5)
+    write_sharpened(tmp_path / "b", "sharpened", kind="gradcam")
+    page = read(report(tmp_path))
+    assert "maps: A_ch" in page.row("baseline")
+    assert "maps: Grad-CAM" in page.row("sharpened")
+    assert "models with different maps do not compare in these measures" in page.text
+    assert best(grouped(read_runs(tmp_path))["MREF", False], "overlap_last") == []
+
+
+def test_without_a_split_there_is_no_second_table(tmp_path, write_run):
+    page = read(report(write_run(tmp_path / "a", metrics={"accuracy": 0.5, "overlap_last": 0.2})))
+    assert "Of images answered right" not in page.text
+    assert "Overlap last is" in page.text

@@ -83,20 +83,22 @@ class CBAM(Gate):
         channels: int,
         *,
         reduction: int = 16,
-        pools: tuple[str, ...] | list[str] = ("avg", "max"),
+        pools: str | tuple[str, ...] | list[str] = ("avg", "max"),
         spatial: bool = True,
         start: Start = "paper",
     ) -> None:
         super().__init__()
+        pools = (pools,) if isinstance(pools, str) else tuple(pools)
         if not pools:
             raise UserError("pools is empty; expected avg, max or both")
         for pool in pools:
             if pool not in ("avg", "max"):
                 raise unknown("pooling", pool, ("avg", "max"))
-        self.channel = ChannelGate(channels, reduction=reduction, pools=tuple(pools))
+        self.channel = ChannelGate(channels, reduction=reduction, pools=pools)
         self.spatial = SpatialGate() if spatial else None
-        if self.spatial is not None and start == "paper":
-            nn.init.zeros_(self.spatial.norm.weight)  # as in the authors' code: the gate begins even
+        if self.spatial is not None and start == "paper":  # as in the authors' code: the gate begins even
+            nn.init.kaiming_normal_(self.spatial.conv.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(self.spatial.norm.weight)
         self.blend = Blend(start)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,16 +11,34 @@ quotes; ``stride_first=False`` leaves it in the 3×3 convolution, where the publ
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from inspect import Signature, signature
+from typing import Any, Literal, TypeVar
 
 import timm
-from timm.models.resnet import Bottleneck
+from timm.models.efficientnet import EfficientNet
+from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
 from foveal.attention import insert
 from foveal.models.registry import register
 
+Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
+
+def options_of(network: type[nn.Module]) -> Callable[[Build], Build]:
+    """Let the decorated function say that what it passes on as ``**network`` are the options of timm's ``network``."""
+
+    def decorate(build: Build) -> Build:
+        own = [p for p in signature(build).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in own}
+        more = [p for p in signature(network).parameters.values() if p.default is not p.empty and p.name not in names]
+        build.__signature__ = Signature([*own, *(p.replace(kind=p.KEYWORD_ONLY) for p in more)])  # type: ignore[attr-defined]
+        return build
+
+    return decorate
+
+
+@options_of(ResNet)
 def attended_resnet(
     depth: Literal[50, 101] = 50,
     *,
@@ -33,6 +51,7 @@ def attended_resnet(
     stride_first: bool = True,
     num_classes: int = 1000,
     in_chans: int = 3,
+    **network: Any,
 ) -> nn.Module:
     """A ResNet of bottleneck blocks with attention in every one.
 
@@ -47,8 +66,10 @@ def attended_resnet(
         stride_first: the stride of a downsampling block in its first convolution.
         num_classes: number of classes.
         in_chans: channels of the image.
+        network: other options of timm's network, such as ``drop_rate``.
     """
-    model = timm.create_model(f"resnet{depth}", num_classes=num_classes, in_chans=in_chans)
+    network = {"zero_init_last": False} | network  # a branch of zeros would keep its attention from learning at first
+    model = timm.create_model(f"resnet{depth}", num_classes=num_classes, in_chans=in_chans, **network)
     if stride_first:
         for block in model.modules():
             if isinstance(block, Bottleneck):
@@ -56,6 +77,7 @@ def attended_resnet(
     return attend(model, aw, gate, reduction, pools, spatial, start)
 
 
+@options_of(EfficientNet)
 def attended_mobilenet(
     *,
     aw: bool = False,
@@ -66,6 +88,7 @@ def attended_mobilenet(
     start: Literal["identity", "paper"] = "paper",
     num_classes: int = 1000,
     in_chans: int = 3,
+    **network: Any,
 ) -> nn.Module:
     """MobileNet v1 with attention: AW on the pointwise convolutions, gates after both halves of every block.
 
@@ -78,8 +101,9 @@ def attended_mobilenet(
         start: initialisation.
         num_classes: number of classes.
         in_chans: channels of the image.
+        network: other options of timm's network, such as ``drop_rate``.
     """
-    model = timm.create_model("mobilenetv1_100", num_classes=num_classes, in_chans=in_chans)
+    model = timm.create_model("mobilenetv1_100", num_classes=num_classes, in_chans=in_chans, **network)
     return attend(model, aw, gate, reduction, pools, spatial, start)
 
 
@@ -92,7 +116,8 @@ def attend(
     if gate == "se":
         insert(model, "se", start=start, reduction=reduction)
     elif gate == "cbam":
-        insert(model, "cbam", start=start, reduction=reduction, pools=pools or ["avg", "max"], spatial=spatial)
+        pools = ["avg", "max"] if pools is None else pools
+        insert(model, "cbam", start=start, reduction=reduction, pools=pools, spatial=spatial)
     return model
 
 

@@ -65,7 +65,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
         return model.build(**checked)
     except UserError:
         raise
-    except ValueError as error:  # a value that torch refuses, such as a dropout of 2
+    except (TypeError, ValueError) as error:  # a value that torch or timm refuses, such as a dropout of 2
         raise UserError(f"model {name}: {error}") from error
 
 

@@ -7,7 +7,7 @@ As the figures of Wang et al.: "Sharpen Focus: Learning with Attention Separabil
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,13 +16,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from foveal.attention.cam import Kind, cam
-from foveal.attention.taps import Grid
+from foveal.attention.taps import Grid, Taps
 from foveal.errors import UserError
 from foveal.see._type import INK, MUTED, PAPER, RULE, font, shortened
 from foveal.see.overlay import overlay, plain
 
 GAP, LINE, FRAME = 14, 17, 4
 TRUE = "#1a7f4b"
+KIND_NAMES: dict[str | None, str] = {"channel": "A_ch", "gradcam": "Grad-CAM"}
+TENSORS = ("classes", "probability", "maps", "rank")
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,25 @@ class TopClasses:
         probability: (N, K).
         maps: (N, K, h, w), not negative.
         rank: int64 (N, C): place of every class, 0 for the best.
+        kind: what the maps are, ``channel`` or ``gradcam``; None if unknown.
     """
 
     classes: Tensor
     probability: Tensor
     maps: Tensor
     rank: Tensor
+    kind: str | None = None
 
     def __len__(self) -> int:
         return len(self.classes)
 
+    def only(self, n: int) -> TopClasses:
+        """What it thinks of image ``n``."""
+        return replace(self, **{name: getattr(self, name)[n : n + 1] for name in TENSORS})
+
     def tensors(self) -> dict[str, Tensor]:
         """By the names under which a run keeps them."""
-        return {f"top.{name}": value for name, value in vars(self).items()}
+        return {f"top.{name}": getattr(self, name) for name in TENSORS}
 
 
 def top_classes(
@@ -62,7 +70,7 @@ def top_classes(
     """The ``top`` best-scoring classes of each image and their attention maps; the model runs in eval mode.
 
     Args:
-        model: a classifier; it is left as it was.
+        model: a classifier, as :func:`foveal.cam` takes it; it is left as it was.
         x: its input (N, C, H, W).
         at: the layer of the maps, see :func:`foveal.cam`.
         top: how many classes; fewer if the model has fewer.
@@ -73,10 +81,13 @@ def top_classes(
     if top < 1:
         raise UserError(f"top={top}: expected at least 1")
     modes = {module: module.training for module in model.modules()}
+    taps = Taps(model, at, reshape)
     try:
         with torch.no_grad():
             model.eval()
-            logits = model(x).float()
+            with taps:
+                model(x)
+            logits = taps.logits.float()
             probability = logits.sigmoid() if multilabel else logits.softmax(1)
             order = logits.argsort(1, descending=True)
             classes = order[:, :top]
@@ -85,16 +96,16 @@ def top_classes(
         for module, training in modes.items():
             module.training = training
     found = (classes, probability.gather(1, classes), maps, order.argsort(1))
-    return TopClasses(*(each.cpu() for each in found))
+    return TopClasses(**dict(zip(TENSORS, (each.cpu() for each in found), strict=True)), kind=kind)
 
 
 def read_top_classes(path: Path) -> TopClasses | None:
     """What a run kept beside its samples in ``samples.safetensors``; None if it kept none."""
     try:
         with safe_open(path, "pt") as file:
-            if not all(f"top.{name}" in file.keys() for name in TopClasses.__dataclass_fields__):  # noqa: SIM118
+            if not all(f"top.{name}" in file.keys() for name in TENSORS):  # noqa: SIM118 (not a mapping)
                 return None
-            return TopClasses(**{name: file.get_tensor(f"top.{name}") for name in TopClasses.__dataclass_fields__})
+            return TopClasses(**{name: file.get_tensor(f"top.{name}") for name in TENSORS})
     except (OSError, SafetensorError):
         return None
 
@@ -119,8 +130,8 @@ def class_maps(
         limit: most images.
 
     Returns:
-        An RGB picture on white. Beside each title stands how much the maps of the true class and of the best-scoring
-        other class overlap, from 0 to 1, if both are shown.
+        An RGB picture on white. Beside each title stands what the maps are, and how much those of the true class and of
+        the best-scoring other class overlap, from 0 to 1, if both are shown.
 
     >>> import timm, foveal
     >>> model = timm.create_model("resnet18", num_classes=10)
@@ -180,7 +191,8 @@ class _Panel:
         left = 2 * GAP + self.size
         room = self.canvas.width - left - GAP
         used = self.text(left, top, title, room, bold=True)
-        self.text(left + used + 12, top, self.remark(look, n, true), room - used - 12, MUTED)
+        said = ": ".join(filter(None, (KIND_NAMES.get(look.kind), self.remark(look, n, true))))
+        self.text(left + used + 12, top, said, room - used - 12, MUTED)
         dim = _dimmed(image)
         for k, c in enumerate(look.classes[n].tolist()):
             x, y = left + k * (self.size + GAP), top + LINE + 6
@@ -238,3 +250,10 @@ def _check(models: Mapping[str, TopClasses], image: Tensor, label: Tensor | None
             raise UserError(f"{title} was asked about {len(look)} images, here are {len(image)}")
     if label is not None and (label.ndim not in (1, 2) or len(label) != len(image)):
         raise UserError(f"label must be ({len(image)},) or ({len(image)}, classes), got {tuple(label.shape)}")
+    for title, look in models.items():
+        classes = look.rank.shape[1]
+        if label is not None and label.ndim == 2 and label.shape[1] != classes:
+            raise UserError(f"label has a column for each of {label.shape[1]} classes, {title} knows {classes}")
+        if label is not None and label.ndim == 1 and not 0 <= int(label.min()) <= int(label.max()) < classes:
+            given = f"{int(label.min())} to {int(label.max())}"
+            raise UserError(f"label must be between 0 and {classes - 1}, the classes of {title}; got {given}")

@@ -6,6 +6,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from importlib import resources
 from pathlib import Path
@@ -23,9 +24,10 @@ from foveal.see.question import task
 from foveal.see.runs import Group, Run, grouped, read_runs
 from foveal.see.samples import Samples
 from foveal.see.svg import finite, slots
-from foveal.see.table import best, metrics, name, table
+from foveal.see.table import CLASS_MAPS, best, metrics, name, several_kinds, split_table, table
 
 SHOWN = 6  # samples a dataset
+ROWS, MOST_ROWS = 8, 36  # of class maps: in one picture, and of a dataset
 WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -83,7 +85,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _looks(runs: Sequence[Run]) -> bool:
     """Whether some run has attention to show; one without samples may have."""
-    return any(run.samples is None or run.samples.map is not None for run in runs)
+    return any(run.samples is None or run.samples.map is not None or run.kind for run in runs)
 
 
 def _lede(runs: Sequence[Run]) -> str:
@@ -112,7 +114,7 @@ def _section(i: int, dataset: str, embedded: bool, groups: list[Group], colours:
     badge = '<span class="badge">embedded stand-in</span>' if embedded else ""
     return (
         f'<section id="data-{i}"><h2>{escape(dataset)}{badge}</h2>{_headline(groups)}{_about(groups, embedded)}'
-        f"{table(groups, colours)}{_key(groups)}{_pictures(groups, colours)}{_classes(groups)}"
+        f"{table(groups, colours)}{_key(groups)}{split_table(groups)}{_pictures(groups, colours)}{_classes(groups)}"
         f"{_texts(groups, colours)}"
         f"{_charts(groups, colours)}</section>"
     )
@@ -169,6 +171,12 @@ def _key(groups: list[Group]) -> str:
         parts.append(f"True-positive strength is the share of all attention that falls on the target.{even}")
     if any("center_mass" in run.part("metrics") for group in groups for run in group.finished):
         parts.append("Center-mass is the share of the attention between words that rests on pairs that should matter.")
+    parts += [said for key, said in CLASS_MAPS.items() if any(group.numbers(key, "metrics") for group in groups)]
+    if several_kinds(groups):
+        parts.append(
+            "A_ch or Grad-CAM below a model is what its maps are; those of A_ch overlap more in any network, so that "
+            "models with different maps do not compare in these measures."
+        )
     return f'<p class="key">{" ".join(parts)}</p>' if parts else ""
 
 
@@ -198,18 +206,31 @@ def _classes(groups: list[Group]) -> str:
         run = next((run for run in group.runs if run.samples is not None), None)
         top = None if run is None else read_top_classes(run.folder / "samples.safetensors")
         if run is not None and run.samples is not None and top is not None:
-            kept[group.name] = (run.samples, top)
+            kept[group.name] = (run.samples, replace(top, kind=run.kind))
     if not kept:
         return ""
     first = next(iter(kept.values()))[0]
-    same = {title: top for title, (samples, top) in kept.items() if torch.equal(samples.image, first.image)}
+    same = [
+        (title, top)
+        for title, (samples, top) in kept.items()
+        if torch.equal(samples.image, first.image) and samples.answers == first.answers
+    ]
     how = (
         "For every class that a model thinks of first, from left to right, where it looks for it; the true class is "
-        "framed. The less the maps of two classes overlap, the less they are confused."
+        "framed. The less the maps of two classes overlap, the less they are confused. A_ch or Grad-CAM beside a "
+        "model's name is what its maps are."
     )
-    picture = class_maps(same, first.image, first.label, names=first.answers, limit=SHOWN)
-    alt = "class attention maps, a row a model"
-    shown = f'<img src="{data_uri(picture, 2000)}" alt="{alt}" style="width:100%;max-width:{picture.width}px">'
+    pictures = []
+    for n in range(min(SHOWN, len(first), max(2, MOST_ROWS // len(same)))):
+        for start in range(0, len(same), ROWS):
+            rows = {title: top.only(n) for title, top in same[start : start + ROWS]}
+            label = None if first.label is None else first.label[n : n + 1]
+            picture = class_maps(rows, first.image[n : n + 1], label, names=first.answers)
+            (width, height), data = picture.size, data_uri(picture, max(picture.size))
+            alt = f"class attention maps of image {n + 1}, a row a model"
+            drawn = f'<img src="{data}" width="{width}" height="{height}" alt="{alt}">'
+            pictures.append(f'<div class="scroll" tabindex="0">{drawn}</div>')
+    shown = f'<div class="classes">{"".join(pictures)}</div>'
     return f'<h3>Where it looks for each class</h3><p class="how">{how}</p>{shown}'
 
 

@@ -88,6 +88,11 @@ class Run:
         """Whether the data is foveal's embedded stand-in."""
         return bool(self.result.get("embedded", False))
 
+    @property
+    def kind(self) -> str | None:
+        """What its class maps are, ``channel`` or ``gradcam``; None if its recipe does not speak of such."""
+        return dict(_flat(self.settings)).get("loss.sharpen.kind")
+
     def part(self, key: str) -> dict[str, Any]:
         """A mapping of the result; empty when it is missing."""
         value = self.result.get(key)
@@ -110,6 +115,16 @@ class Group:
         """The finite values of ``key``, one a finished run that has it."""
         found = [(run.part(part) if part else run.result).get(key) for run in self.finished]
         return [value for value in found if finite(value)]
+
+    def split(self, key: str, side: str) -> list[float]:
+        """The finite values of ``key`` over images answered ``right`` or ``wrong``, one a finished run that has it."""
+        parts = [run.part("class_attention").get(key) for run in self.finished]
+        return [part[side] for part in parts if isinstance(part, dict) and finite(part.get(side))]
+
+    @property
+    def kind(self) -> str | None:
+        """What the class maps of its runs are, see :attr:`Run.kind`."""
+        return self.runs[0].kind
 
     @property
     def samples(self) -> Samples | None:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from foveal.see.class_maps import KIND_NAMES
 from foveal.see.runs import Group, Run
 from foveal.see.svg import colour, finite, nice
 
@@ -19,6 +20,15 @@ NAMES = {
     "true_positive_strength_last": "True-positive strength, last gate",
     "true_positive_strength_resized": "True-positive strength, maps stretched",
 }
+CLASS_MAPS = {  # measures of class maps, in words
+    "overlap_last": "Overlap last is how much the maps of the true class and of the best-scoring other one share in "
+    "the last layer: 0 if they lie apart, 100 if they are equal.",
+    "overlap_inner": "Overlap inner is the same in an inner layer.",
+    "inner_in_last": "Inner in last is the share of the inner layer's attention where the last layer attends.",
+    "pointing_game": "Pointing game is the share of images whose strongest position lies in the object.",
+    "energy_in_box": "Energy in box is the share of attention inside the object.",
+}
+SIDES = ("right", "wrong")
 OF_THE_DATA = {"target_area"}  # metrics that describe the data, the same for every model
 
 
@@ -43,6 +53,37 @@ def table(groups: Sequence[Group], colours: Mapping[str, int]) -> str:
     )
 
 
+def split_table(groups: Sequence[Group]) -> str:
+    """One row a model: measures of class maps over the images it answered right and over those it answered wrong."""
+    measured = [key for key in metrics(groups) if key in CLASS_MAPS]
+    keys = [key for key in measured if any(group.split(key, side) for group in groups for side in SIDES)]
+    if not keys:
+        return ""
+    head = "".join(f'<th colspan="2">{escape(name(key))},&nbsp;%</th>' for key in keys)
+    sides = "".join(f"<th>{side}</th>" for _ in keys for side in SIDES)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(group.name)}</th>{"".join(_split_cell(group, k, s) for k in keys for s in SIDES)}'
+        "</tr>"
+        for group in groups
+        if group.finished
+    )
+    return (
+        '<h4>Of images answered right, and of those answered wrong</h4><div class="scroll split" tabindex="0" '
+        'role="region" aria-label="right and wrong answers"><table><thead><tr><th rowspan="2">Model</th>'
+        f"{head}</tr><tr>{sides}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _split_cell(group: Group, key: str, side: str) -> str:
+    numbers = group.split(key, side)
+    return f"<td>{spread(numbers, percent=True)}</td>" if numbers else '<td class="empty">–</td>'
+
+
+def several_kinds(groups: Sequence[Group]) -> bool:
+    """Whether some models' class maps are A_ch and others' are by Grad-CAM, so that overlaps do not compare."""
+    return len({group.kind for group in groups if group.kind}) > 1
+
+
 def metrics(groups: Sequence[Group]) -> list[str]:
     """The metrics that some model has, well-known ones first."""
     found = dict.fromkeys(key for group in groups for run in group.finished for key in run.part("metrics"))
@@ -62,7 +103,7 @@ def name(key: str) -> str:
 def best(groups: Sequence[Group], key: str) -> list[Group]:
     """The groups with the best mean as it is shown; none when there is nothing to compare."""
     means = {group.name: statistics.fmean(numbers) for group in groups if (numbers := group.numbers(key, "metrics"))}
-    if len(means) < 2:
+    if len(means) < 2 or (key in CLASS_MAPS and several_kinds(groups)):
         return []
     top = (min if _lower_is_better(key) else max)(means.values())
     return [group for group in groups if group.name in means and abs(means[group.name] - top) < 5e-5]
@@ -159,8 +200,13 @@ def _model(group: Group, colours: Mapping[str, int]) -> str:
     notes = [f"{finished} {what}s" if finished > 1 else f"seed {group.finished[0].seed}"] if finished else []
     if finished < all_:
         notes.append("unfinished" if not finished else f"{all_ - finished} unfinished")
+    notes += [_kind(group)] if _kind(group) else []
     swatch = f'<i class="dot" style="background:{colour(colours.get(group.name, 0))}"></i>'
     return f"{swatch}{escape(group.name)}<small>{escape(', '.join(notes))}</small>"
+
+
+def _kind(group: Group) -> str:
+    return f"maps: {KIND_NAMES[group.kind]}" if group.kind in KIND_NAMES else ""
 
 
 def _parameters(group: Group) -> str:
