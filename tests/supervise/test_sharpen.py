@@ -6,6 +6,7 @@ import itertools
 import warnings
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -543,3 +544,15 @@ def test_labels_that_are_not_known_may_be_anything() -> None:
 def test_weights_are_numbers_and_zero_asks_for_nothing() -> None:
     weights = {"separability_last": "0.5", "separability_inner": 0, "consistency_inner": 0.0}
     assert Sharpen(net(), "last", weights=weights).weights == {"separability_last": 0.5}
+
+
+def test_second_order_of_a_model_that_is_compiled_later():
+    """What was found out about the model in earlier steps holds no more."""
+    torch.compiler.reset()
+    model, images = timm.create_model("resnet18", num_classes=5), torch.rand(2, 3, 64, 64)
+    sharpen = Sharpen(model, ("layer3", "layer4"), order=2)
+    sharpen.total(sharpen(images, torch.tensor([1, 2]))[1]).backward()
+    model.compile(backend="aot_eager")
+    with pytest.warns(UserWarning, match="order=2 is not possible here: CompiledFunction"):
+        losses = sharpen(images, torch.tensor([1, 2]))[1]
+    sharpen.total(losses).backward()

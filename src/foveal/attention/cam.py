@@ -230,7 +230,7 @@ def class_gradients(
     if batch_norm not in ("coupled", "frozen"):
         raise unknown("batch_norm", str(batch_norm), ("coupled", "frozen"))
     again, hooks = order == 2 and taps.twice is not False, []
-    unsure = again and taps.twice is None
+    unsure = again and (taps.twice is None or bool(taps.compiled))  # which may be new since the last time
     if unsure or taps.compiled or batch_norm == "frozen":
         nodes = between(logits, stops)
         if unsure and (name := once_only(nodes)):
