@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
-NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|torchvision_|CudnnRnn")
+NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|torchvision_|vision::ops|CudnnRnn")
 RAISES = re.compile(r"::(NotImplemented|\w*Error)$")
 
 

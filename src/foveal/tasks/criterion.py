@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -80,7 +81,8 @@ def try_maps(criterion: Criterion, options: Sharpening, classes: int, size: int,
         size: side of the images.
         multilabel: whether an image may have several classes.
     """
-    model = criterion.sharpen.model
+    model, trial = criterion.sharpen.model, copy.copy(criterion)
+    trial.sharpen = criterion.sharpen.on(model)  # what it finds out in eval mode is not for training
     training, device = model.training, next(model.parameters()).device
     x = torch.linspace(-1, 1, 6 * size**2, device=device).view(2, 3, size, size)
     label = torch.zeros(2, dtype=torch.int64, device=device)
@@ -88,8 +90,8 @@ def try_maps(criterion: Criterion, options: Sharpening, classes: int, size: int,
     try:
         cam(model.eval(), x, label, _layers(options), options.kind)
         with torch.enable_grad():
-            criterion(x, Tensor.sum, target, None, attend=True)
-    except (UserError, RuntimeError, ValueError) as error:
+            trial(x, Tensor.sum, target, None, attend=True)
+    except (RuntimeError, ValueError) as error:
         said = " ".join(str(error).split())
         raise UserError(f"loss.sharpen: {re.sub(NO_KEYS, '', said)}") from error
     finally:
