@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import numbers
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -79,6 +80,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     plain_type = origin or hint
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # NumPy's too
+        value = int(value)
     if plain_type is list and isinstance(value, tuple):
         value = list(value)
     if plain_type is Path and isinstance(value, str):

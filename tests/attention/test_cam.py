@@ -729,3 +729,24 @@ def test_hints_fit_the_model() -> None:
 def test_a_class_number_of_numpy() -> None:
     model, x = net(), images(2)
     torch.testing.assert_close(foveal.cam(model, x, np.int64(1), "last"), foveal.cam(model, x, 1, "last"))
+
+
+class Flattened(nn.Module):
+    """A batch norm whose input was given another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.flatten(2)[..., None]).view_as(x)
+
+
+def test_frozen_batch_norm_of_one_sample_in_another_shape() -> None:
+    torch.manual_seed(0)
+    flat, plain = (Plain(nn.Sequential(norm, nn.Softplus())) for norm in (Flattened(), nn.BatchNorm2d(4)))
+    plain.load_state_dict(dict(zip(plain.state_dict(), flat.state_dict().values(), strict=True)))
+    x = images(1)
+    expected = foveal.cam(plain, x, 1, "features", "gradcam", batch_norm="frozen")
+    torch.testing.assert_close(foveal.cam(flat, x, 1, "features", "gradcam", batch_norm="frozen"), expected)
+    assert expected.max() > 0

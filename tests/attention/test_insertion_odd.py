@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy
 import pytest
 import timm.layers
 import torch
@@ -291,3 +292,8 @@ def test_a_module_of_ones_own_is_found_by_the_command_line(tmp_path):
 def test_gates_go_to_the_ends_of_blocks_however_these_are_built(name, count, first, last):
     found = block_ends(any_model(name))
     assert (len(found), found[0], found[-1]) == (count, first, last)
+
+
+def test_whole_numbers_of_numpy_are_options_too() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    assert foveal.insert(model, "se", at="1", reduction=numpy.int64(2)).sites == ["1"]

@@ -552,7 +552,11 @@ def test_second_order_of_a_model_that_is_compiled_later():
     model, images = timm.create_model("resnet18", num_classes=5), torch.rand(2, 3, 64, 64)
     sharpen = Sharpen(model, ("layer3", "layer4"), order=2)
     sharpen.total(sharpen(images, torch.tensor([1, 2]))[1]).backward()
+    assert model.fc.weight.grad is not None  # which only the second order reaches
+    model.zero_grad()
     model.compile(backend="aot_eager")
     with pytest.warns(UserWarning, match="order=2 is not possible here: CompiledFunction"):
         losses = sharpen(images, torch.tensor([1, 2]))[1]
     sharpen.total(losses).backward()
+    assert model.fc.weight.grad is None
+    assert model.conv1.weight.grad is not None

@@ -192,9 +192,8 @@ class KernelAttention(Kernel):
         full = attention + 1 if self.residual else attention
         return full if self.amount is None else 1 + self.amount * (full - 1)
 
-    def convolve(self, conv: nn.Conv2d, input: Tensor) -> Tensor:
-        """What ``conv(input)`` becomes."""
-        x = input
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """What ``conv(x)`` becomes."""
         weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed when it is read
         padding = conv.padding
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
