@@ -291,9 +291,10 @@ def _freeze(node: Any) -> Any:
     """Make a batch norm's backward treat its statistics as constants until the hook is removed."""
     if "BatchNorm" not in node.name() or getattr(node, "_saved_training", True) is False:
         return None
-    before, input = node.next_functions[0][0], getattr(node, "_saved_input", None)
-    viewed = input is not None and len(input) == 1 and type(before).__name__.startswith("View")
-    if viewed and tuple(before._saved_self_sym_sizes[2:]) == input.shape[2:]:
+    before: Any = node.next_functions[0][0]
+    input: Any = getattr(node, "_saved_input", None)  # SyncBatchNorm has none
+    viewed = type(before).__name__.startswith("View") and isinstance(input, Tensor) and len(input) == 1
+    if viewed and tuple(before._saved_self_sym_sizes[2:]) == tuple(input.shape[2:]):
         return None  # an instance norm is a batch norm of one sample with N·C channels
 
     def constant(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor]) -> Any:
