@@ -83,6 +83,31 @@ def test_only_what_is_needed():
     assert weight.grad is None
 
 
+def test_no_gradient_of_the_kernel_on_the_way_to_features():
+    class Masks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.convolution_backward.default:
+                masks.append(args[-1])
+            return func(*args, **(kwargs or {}))
+
+    masks: list[list[bool]] = []
+    layer, x = nn.Conv2d(4, 4, 3, bias=False), torch.randn(2, 4, 7, 7, requires_grad=True)
+    features = x * 2
+    with SecondOrder():
+        loss = layer(features).square().sum()
+    for inputs, expected in (
+        (features, [True, False]),
+        (x, [True, False]),
+        (layer.weight, [False, True]),
+        ((features, layer.weight), [True, True]),
+    ):
+        for again in (False, True):
+            masks.clear()
+            with Masks():
+                torch.autograd.grad(loss, inputs, create_graph=again, retain_graph=True)
+            assert [any(of) for of in zip(*masks, strict=True)] == [*expected, False]
+
+
 def test_the_number_of_groups_does_not_matter():
     """PyTorch's own second derivative goes group by group."""
 

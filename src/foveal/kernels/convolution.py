@@ -61,12 +61,13 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (of_x, of_weight, of_bias, _) = ctx.saved_tensors, ctx.needs_input_grad
+        (x, weight), how = ctx.saved_tensors, ctx.how
+        of_x, of_weight, of_bias = (_needed(ctx, i) for i in range(3))
         db = g.sum((0, 2, 3)) if of_bias else None
         if not torch.is_grad_enabled():
-            return *_gradients(g, x, weight, ctx.how, of_x, of_weight), db, None
-        dx = _OfInput.apply(g, weight, x, ctx.how) if of_x else None
-        dw = _OfWeight.apply(x, g, weight, ctx.how) if of_weight else None
+            return *_gradients(g, x, weight, how, of_x, of_weight), db, None
+        dx = _OfInput.apply(g, weight, x, how) if of_x else None
+        dw = _OfWeight.apply(x, g, weight, how) if of_weight else None
         return dx, dw, db, None
 
 
@@ -83,9 +84,13 @@ class _OfInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        g, weight = ctx.saved_tensors
-        dg = _Convolution.apply(v, weight, None, ctx.how) if ctx.needs_input_grad[0] else None
-        dw = _OfWeight.apply(v, g, weight, ctx.how) if ctx.needs_input_grad[1] else None
+        (g, weight), how = ctx.saved_tensors, ctx.how
+        of_g, of_weight = _needed(ctx, 0), _needed(ctx, 1)
+        if not torch.is_grad_enabled():
+            _, dw = _gradients(g, v, weight, how, False, True) if of_weight else (None, None)
+            return F.conv2d(v, weight, None, *how) if of_g else None, dw, None, None
+        dg = _Convolution.apply(v, weight, None, how) if of_g else None
+        dw = _OfWeight.apply(v, g, weight, how) if of_weight else None
         return dg, dw, None, None
 
 
@@ -103,9 +108,22 @@ class _OfWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         x, g = ctx.saved_tensors
-        dx = _OfInput.apply(g, u, x, ctx.how) if ctx.needs_input_grad[0] else None
-        dg = _Convolution.apply(x, u, None, ctx.how) if ctx.needs_input_grad[1] else None
+        dx = _OfInput.apply(g, u, x, ctx.how) if _needed(ctx, 0) else None
+        dg = _Convolution.apply(x, u, None, ctx.how) if _needed(ctx, 1) else None
         return dx, dg, None, None
+
+
+def _needed(ctx: Any, i: int) -> bool:
+    """Whether this backward pass has use for the gradient of input ``i``.
+
+    The maps of a class need gradients of features and none of kernels, which ``ctx.needs_input_grad`` does not know.
+    """
+    if not ctx.needs_input_grad[i]:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(ctx.next_functions[i][0])
+    except (RuntimeError, TypeError):  # it is a leaf that the gradient was asked of, or there is no one to ask
+        return True
 
 
 def _gradients(
