@@ -266,6 +266,25 @@ def test_cub_official(cub):
     assert dataset("cub200").missing(cub) == []
 
 
+def test_boxes_of_cub(cub):
+    assert build("cub200", cub, val_fraction=0.0).boxes() is None
+    boxes = cub / "CUB_200_2011" / "bounding_boxes.txt"
+    write(boxes, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))  # of images of 12 × 10
+    found = build("cub200", cub, val_fraction=0.0, size=20, augment="small").boxes()
+    assert found.shape == (4, 1, 5)
+    assert found[:, 0, 0].tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(found[1, 0, 1:], torch.tensor([-2.0, 10, 10, 16]))  # image 4: twice as large, cut to 20
+    write(boxes, "1 0.0 5.0 6.0 1.0\n")
+    with pytest.raises(DataError, match=r"bounding_boxes.txt: expected x, y, width and height of 3.jpg"):
+        build("cub200", cub, val_fraction=0.0).boxes()
+    write(boxes, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))
+    image = cub / "CUB_200_2011" / "images" / "001.Black_footed_Albatross" / "3.jpg"
+    source = build("cub200", cub, val_fraction=0.0)
+    image.write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"3.jpg cannot be read as an image"):
+        source.boxes()
+
+
 def test_cub_as_class_folders(tmp_path):
     for split in ("train", "test"):
         for name in ("001.Black_footed_Albatross", "100.Brown_Pelican"):

@@ -7,6 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -42,7 +43,7 @@ def read_cub(folder: Path) -> Found:
     """CUB-200-2011 with its official split, in the official form or as class folders below ``train`` and ``test``.
 
     Wah et al., "The Caltech-UCSD Birds-200-2011 dataset" (2011). The official form has images.txt, classes.txt,
-    image_class_labels.txt, train_test_split.txt and the folder images.
+    image_class_labels.txt, train_test_split.txt and the folder images; boxes are read if bounding_boxes.txt is there.
     """
     if not (folder / "images.txt").is_file() and (folder / "train").is_dir():
         found = read_folder(folder)
@@ -65,7 +66,31 @@ def read_cub(folder: Path) -> Found:
         if not files:
             raise DataError(f"{folder / 'train_test_split.txt'} leaves no image for {split}; get it again")
     samples = {split: Samples.of_files(files, torch.tensor(labels)) for split, (files, labels) in picked.items()}
-    return Found([plain_name(name) for name in classes.values()], samples)
+    boxed = (folder / "bounding_boxes.txt").is_file()
+    boxes = partial(_cub_boxes, folder, samples["test"]) if boxed else None
+    return Found([plain_name(name) for name in classes.values()], samples, boxes)
+
+
+def _cub_boxes(folder: Path, samples: Samples) -> Tensor:
+    """The bird of each image (N, 1, 5), as in :class:`~foveal.data.samples.Found`."""
+    path = folder / "bounding_boxes.txt"
+    box_of = {image: box for image, *box in (row[:5] for row in table(path, 5))}
+    named = {folder / "images" / name: image for image, name in (row[:2] for row in table(folder / "images.txt", 2))}
+    found = []
+    for n in range(len(samples)):
+        file = samples.file(n)
+        try:
+            x, y, w, h = (float(number) for number in box_of[named[file]])
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{path}: expected x, y, width and height of {file.name}; get it again") from error
+        try:
+            with Image.open(file) as opened:
+                width, height = opened.size
+        except OSError as error:
+            raise DataError(f"{file} cannot be read as an image ({error}); get it again") from error
+        from_middle = (x - width / 2, y - height / 2, x + w - width / 2, y + h - height / 2)
+        found.append([float(samples.labels[n]), *(end / min(width, height) for end in from_middle)])
+    return torch.tensor(found)[:, None]
 
 
 def read_tiny_imagenet(folder: Path) -> Found:
