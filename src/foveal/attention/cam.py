@@ -14,7 +14,7 @@ from __future__ import annotations
 import numbers
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, Literal, overload
 
 import torch
@@ -165,21 +165,19 @@ def check_order(order: int) -> None:
 
 
 @contextmanager
-def twice_differentiable(order: int, taps: Taps, *, compile: bool = False) -> Iterator[None]:
+def twice_differentiable(order: int, taps: Taps) -> Iterator[None]:
     """For order 2, run what has a backward that cannot be differentiated, or only slowly, in forms that can.
 
     Args:
         order: 1 or 2.
         taps: open; what the model does before the first tapped layer is left alone, and what is compiled.
-        compile: let ``torch.compile`` fuse what such forms compute.
     """
     check_order(order)
-    with ExitStack() as stack:
-        if order == 2:
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            stack.enter_context(differentiable_twice())
-            if not taps.compiled:
-                stack.enter_context(SecondOrder(lambda: bool(taps.outputs), compile=compile))
+    if order == 1:
+        yield
+        return
+    taps.after_first = None if taps.compiled else SecondOrder()
+    with sdpa_kernel(SDPBackend.MATH), differentiable_twice():
         yield
 
 

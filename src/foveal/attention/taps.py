@@ -121,6 +121,7 @@ class Taps:
     Attributes:
         outputs: name of the layer to what it put out.
         logits: what the model returned, (N, K).
+        after_first: entered once the first of the layers has run, left at the end; None, or set anew for every pass.
         twice: whether what comes after the layers can be differentiated twice; None until someone has found out, which
             takes longer than a step of a small model.
     """
@@ -131,6 +132,7 @@ class Taps:
         self._modules = list(model.modules())  # gathering them takes longer than looking at them
         self.compiled: list[nn.Module] = []
         self.reshape = reshape
+        self.after_first: AbstractContextManager[Any] | None = None
         self.twice: bool | None = None
         self._open = ExitStack()
         self.clear()
@@ -155,6 +157,7 @@ class Taps:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.after_first = None
         self._open.close()
 
     def _eager(self, hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,6 +173,8 @@ class Taps:
                     values = values.clone()
                 handed_on = values.clone()
             assert handed_on.grad_fn is not None
+            if self.after_first and not self.outputs:
+                self._open.enter_context(self.after_first)
             self.outputs[name] = Tapped(values, handed_on.grad_fn)
             return handed_on if rest is None else type(output)((handed_on, *rest))
 

@@ -11,7 +11,7 @@ and if v is the gradient of that, with p = mean v, q = mean v x̂, c = mean v g:
     of x:  −γ r² (x̂ (c − p a − 3 q b) + b (v − p) + q (g − a))
     of γ:   M r (c − p a − q b)
 
-Forward pass and first derivative are PyTorch's.
+Forward pass and first derivative are PyTorch's; on GPUs the second is two kernels (:mod:`.batch_norm_triton`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_compiled: Any = None
+from foveal.kernels.support import fused_available
 
 
 def second_order_batch_norm(
@@ -34,14 +34,12 @@ def second_order_batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    *,
-    compile: bool = False,
 ) -> Tensor:
-    """As :func:`torch.nn.functional.batch_norm`; ``compile``: let ``torch.compile`` fuse the second derivative."""
+    """As :func:`torch.nn.functional.batch_norm`."""
     few = x.numel() <= x.shape[1]  # nothing to normalise, which PyTorch refuses
     if not training or weight is None or bias is None or not torch.is_grad_enabled() or few:
         return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    out: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps, compile)
+    out: Tensor = _BatchNorm.apply(x, weight, bias, running_mean, running_var, momentum, eps)
     return out
 
 
@@ -56,53 +54,60 @@ class _BatchNorm(torch.autograd.Function):
         running_var: Tensor | None,
         momentum: float,
         eps: float,
-        compile: bool,
     ) -> Tensor:
         out, mean, spread, reserve, which = torch._batch_norm_impl_index(
             x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
         )
         ctx.save_for_backward(x, weight, mean, spread, reserve)
-        ctx.which, ctx.eps, ctx.compile = which, eps, compile
+        ctx.which, ctx.eps = which, eps
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return (*_Gradient.apply(g, *ctx.saved_tensors, ctx.which, ctx.eps, ctx.compile), None, None, None, None, None)
+        work: Any = _Gradient.apply if torch.is_grad_enabled() else _gradient
+        return (*work(g, *ctx.saved_tensors, ctx.which, ctx.eps), None, None, None, None)
 
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        g: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        spread: Tensor,
-        reserve: Tensor,
-        which: int,
-        eps: float,
-        compile: bool,
+        ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, spread: Tensor, *more: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g, x, weight, mean, spread)
-        ctx.compile = compile
-        return torch.ops.aten._batch_norm_impl_index_backward(
-            which, x, g.contiguous(memory_format=_format(x)), weight, None, None, mean, spread, True, eps,
-            [True, True, True], reserve,
-        )  # fmt: skip
+        return _gradient(g, x, weight, mean, spread, *more)
 
     @staticmethod
-    def backward(ctx: Any, *into: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(
+        ctx: Any, v: Tensor | None, into_weight: Tensor | None, into_bias: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         g, x, weight, mean, spread = ctx.saved_tensors
-        work = _second_order
-        if ctx.compile:
-            global _compiled
-            _compiled = _compiled or torch.compile(_second_order)
-            work = _compiled
-        v, into_weight, into_bias = into
-        found = work(v, into_weight, into_bias, g, x, weight, mean, spread)
-        return (*found, None, None, None, None, None, None)
+        common = into_weight is None and into_bias is None
+        if v is not None and common and not torch.is_grad_enabled() and _fusable(x):
+            from foveal.kernels import batch_norm_triton
+
+            layout = _format(x)
+            x, v, g = (t.contiguous(memory_format=layout) for t in (x, v, g))
+            last = layout == torch.channels_last or x.ndim == 2
+            found = batch_norm_triton.second_order(x, v, g, weight, mean, spread, last)
+        else:
+            found = _second_order(v, into_weight, into_bias, g, x, weight, mean, spread)
+        return (*found, None, None, None, None, None)
+
+
+def _gradient(
+    g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, spread: Tensor, reserve: Tensor, which: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's gradients of x, weight and bias."""
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._batch_norm_impl_index_backward(
+        which, x, g.contiguous(memory_format=_format(x)), weight, None, None, mean, spread, True, eps,
+        [True, True, True], reserve,
+    )  # fmt: skip
+    return found
+
+
+def _fusable(x: Tensor) -> bool:
+    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and fused_available(x.device)
 
 
 def _format(x: Tensor) -> torch.memory_format:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,24 +18,11 @@ class SecondOrder(TorchFunctionMode):
     """Context manager: inside it, convolutions, batch norms and hard sigmoids are such forms.
 
     Under activation checkpointing they stay as they are, since they will run again outside of it and must be the same.
-
-    Args:
-        wanted: says of the next one whether it shall be.
-        compile: let ``torch.compile`` fuse the second derivative of batch norms.
     """
 
-    def __init__(self, wanted: Callable[[], bool] = lambda: True, *, compile: bool = False) -> None:
-        super().__init__()
-        self.wanted = wanted
-        self.forms: dict[Any, Callable[..., Any]] = {
-            F.conv2d: second_order_conv2d,
-            F.batch_norm: partial(second_order_batch_norm, compile=compile),
-            F.hardsigmoid: second_order_hardsigmoid,
-        }
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        form = self.forms.get(func)
-        return (form if form and self.wanted() and not _checkpointed() else func)(*args, **(kwargs or {}))
+        form = FORMS.get(func)
+        return (form if form and not _checkpointed() else func)(*args, **(kwargs or {}))
 
 
 def second_order_hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
@@ -48,3 +34,10 @@ def second_order_hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
 def _checkpointed() -> bool:
     """Whether something decides how tensors are saved here, as activation checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    F.conv2d: second_order_conv2d,
+    F.batch_norm: second_order_batch_norm,
+    F.hardsigmoid: second_order_hardsigmoid,
+}

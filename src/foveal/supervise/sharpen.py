@@ -178,7 +178,7 @@ class Sharpen:
     def __enter__(self) -> Self:
         """For a step of your own: run the model inside ``with sharpen:`` and call :meth:`losses` after it."""
         self._taps.__enter__()
-        self._forms = twice_differentiable(self.order, self._taps, compile=self.compile)
+        self._forms = twice_differentiable(self.order, self._taps)
         self._forms.__enter__()
         return self
 
