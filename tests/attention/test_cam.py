@@ -422,6 +422,7 @@ def test_registers_and_torchvision_transformers() -> None:
     assert maps.amax() > 0
     swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=4)
     assert foveal.cam(swin, images(2, (32, 48)), 1, "features.1").shape == (2, 8, 12)
+    assert foveal.cam(swin, images(2, (16, 32)), 1, "features.1").shape == (2, 4, 8)  # with 16 channels, 8 × 16 fit too
 
 
 def test_only_the_class_token_is_read_after_the_last_block() -> None:

@@ -1,3 +1,4 @@
+import warnings
 from typing import Literal, TypeVar
 
 import pytest
@@ -212,6 +213,20 @@ def test_an_installed_package_offers_what_is_not_registered(found, monkeypatch):
     assert len(said) == 1
     assert "installed" in known
     assert "plain" not in known
+
+
+def test_an_entry_point_may_name_a_module(monkeypatch):
+    class Module:
+        name, value = "several", "package.mechanisms"
+
+        def load(self):
+            return registry
+
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: [Module(), Entry()])
+    monkeypatch.setattr(registry, "_loaded", False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "installed" in foveal.mechanisms()
 
 
 def test_unknown_names():

@@ -5,7 +5,7 @@ put on and returns it attended: ``forward(x)``. A *kernel* mechanism replaces th
 ``convolve(conv, x)``. Both are made for one layer by ``for_layer(layer, start=..., **options)``.
 
 Register your own with a decorator, or offer it from an installed package through the entry point group
-``foveal.mechanisms`` (each entry point loads the decorated class):
+``foveal.mechanisms`` (each entry point names the decorated class, or a module with some):
 
 >>> from torch import nn
 >>> @register_mechanism("halve")
@@ -173,7 +173,7 @@ def _load_installed() -> None:
                     f"the mechanism {entry.name!r} of an installed package cannot be loaded: {error}", stacklevel=3
                 )
                 continue
-            if not any(loaded is cls for cls in _MECHANISMS.values()):
+            if not inspect.ismodule(loaded) and not any(loaded is cls for cls in _MECHANISMS.values()):
                 warnings.warn(
                     f"the entry point {entry.name!r} of an installed package registers nothing: {entry.value} is not "
                     f"decorated with foveal.register_mechanism({entry.name!r})",

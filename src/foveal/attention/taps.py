@@ -273,7 +273,8 @@ def _rerolled(model: nn.Module, name: str) -> Grid:
 
 
 def _is_nhwc(model: nn.Module) -> bool:
-    return str(getattr(model, "output_fmt", "")).endswith("NHWC")  # timm
+    torchvision = any(kind.__module__ == "torchvision.models.swin_transformer" for kind in type(model).__mro__)
+    return torchvision or str(getattr(model, "output_fmt", "")).endswith("NHWC")  # timm
 
 
 def layout(
