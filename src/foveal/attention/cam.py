@@ -243,7 +243,12 @@ def class_gradients(
     scale = HALF_SCALE if half else 1.0
     found: dict[str, list[Tensor]] = {name: [] for name in tapped}
     try:
-        with torch.autocast(logits.device.type, enabled=False), torch.enable_grad(), keep_buffers(bool(taps.compiled)):
+        with (
+            torch.autocast(logits.device.type, enabled=False),
+            torch.enable_grad(),
+            torch.autograd.set_multithreading_enabled(False),  # to change threads takes longer than many a launch
+            keep_buffers(bool(taps.compiled)),
+        ):
             ones = logits.new_zeros(classes.shape[1], *logits.shape).scatter_(2, classes.T[:, :, None], scale)
             for one in ones:  # of the sum of all samples' scores of a class
                 parts = torch.autograd.grad(
