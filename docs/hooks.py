@@ -4,6 +4,7 @@ MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML commen
 
     <!-- results:hattnet -->               tables of results/hattnet.csv
     <!-- classes:icasc/voc2012-lite -->    average precision of every class, beside the published ones
+    <!-- splits:icasc/voc2012-lite -->     measures of attention by right and wrong answers
     <!-- compare:fan-documents -->         recipes of results/fan-documents.csv in pairs
     <!-- bench:aw -->                      charts and table of results/bench-aw.csv
     <!-- keys:foveal.recipe.Optim -->      keys of a dataclass, from its docstring
@@ -20,9 +21,11 @@ from typing import Any
 
 from charts import bench
 from listings import data_keys, datasets, keys, models, named
-from result_tables import classes, comparisons, results
+from result_tables import classes, comparisons, results, splits
 
-MARKER = re.compile(r"^<!-- (results|classes|compare|bench|keys|datasets|models)(?::([\w./-]+))? -->$", re.MULTILINE)
+MARKER = re.compile(
+    r"^<!-- (results|classes|splits|compare|bench|keys|datasets|models)(?::([\w./-]+))? -->$", re.MULTILINE
+)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -36,6 +39,8 @@ def fill(kind: str, what: str | None) -> str:
         return results(what or "")
     if kind == "classes":
         return classes(what or "")
+    if kind == "splits":
+        return splits(what or "")
     if kind == "compare":
         return comparisons(what or "")
     if kind == "bench":

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection
 from pathlib import Path
 
-from expected import COMPARED, METRICS, TABLES, Expected
+from expected import COMPARED, MEASURED_BY_GRADCAM, METRICS, TABLES, Expected
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -29,7 +29,9 @@ def results(paper: str, folder: Path = RESULTS) -> str:
     for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
         here, expected = [row for row in rows if row["table"] == table], about.get(table)
         said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
-        known = [row["metric"] for row in here if "/" not in row["metric"]]  # those of one class: see classes()
+        known = [
+            row["metric"] for row in here if "/" not in row["metric"]
+        ]  # those of a part: see classes() and splits()
         metrics = dict.fromkeys([*(expected.metrics if expected else ()), *known])
         if here and len({row["dataset"] for row in here} | set(expected.datasets if expected else ())) == 1:
             blocks.append(side_by_side(f"**{here[0]['dataset']}** ({said})", here, metrics, expected))
@@ -47,12 +49,34 @@ def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str
     theirs = read(published / f"{paper}-{name.removesuffix('-lite')}.csv")
     rows = [row for row in read(folder / f"{paper}.csv") if row["table"] == table]
     ours = {(row["metric"].removeprefix("average_precision/"), row["model"]): _percent(row["mean"]) for row in rows}
-    models = [model for model in TABLES[paper][table].models if any(model == known for _, known in ours)]
+    known = {model for _, model in ours}
+    models = [model for model in TABLES[paper][table].models if model in known and model != MEASURED_BY_GRADCAM]
     heads = [*theirs[0], *(f"ours, {model}" for model in models)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for row in theirs:
         metric = "mean_average_precision" if row["class"] == "mean" else row["class"]
         lines.append(f"| {' | '.join([*row.values(), *(ours.get((metric, model), '') for model in models)])} |")
+    return "\n".join(lines)
+
+
+def splits(table: str, folder: Path = RESULTS) -> str:
+    """Measures of attention where the answer was right and where it was wrong."""
+    paper = table.split("/")[0]
+    found = {
+        (row["model"], row["metric"]): row["mean"] for row in read(folder / f"{paper}.csv") if row["table"] == table
+    }
+    parted = dict.fromkeys(metric.removesuffix("/wrong") for _, metric in found if metric.endswith("/wrong"))
+    if not parted:
+        return f"Right and wrong answers: {MISSING}."
+    metrics = [metric for metric in METRICS if metric in parted]
+    lines = [
+        f"| right / wrong | {' | '.join(METRICS[metric] for metric in metrics)} |",
+        "|---|" + "---:|" * len(metrics),
+    ]
+    for model in TABLES[paper][table].models:
+        pairs = [[found.get((model, f"{metric}/{part}")) for part in ("right", "wrong")] for metric in metrics]
+        cells = [" / ".join("–" if mean is None else f"{100 * float(mean):.1f}" for mean in pair) for pair in pairs]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -247,6 +247,16 @@ def test_classes_stand_beside_the_published_ones(tmp_path: Path) -> None:
     assert "| cat | 93.91 |" in result_tables.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines()
 
 
+def test_right_and_wrong_answers(tmp_path: Path) -> None:
+    assert result_tables.splits("icasc/voc2012-lite", tmp_path) == "Right and wrong answers: not measured yet."
+    row = "icasc/voc2012-lite,icasc/voc2012-lite-baseline,Lite0,VOC 2012,{},,{},,,1,0.5,0,3,10,60,0.04,bf16,False,GPU"
+    rows = [row.format("pointing_game/right", "0.8"), row.format("pointing_game/wrong", "0.51234")]
+    (tmp_path / "icasc.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
+    found = result_tables.splits("icasc/voc2012-lite", tmp_path).splitlines()
+    assert found[:3] == ["| right / wrong | Pointing game |", "|---|---:|", "| Lite0 | 80.0 / 51.2 |"]
+    assert found[-1].endswith("| – / – |")
+
+
 def test_columns_are_those_that_reproduce_writes() -> None:
     """Read off the source, because importing it takes longer than all other tests here."""
     source = (ROOT / "src/foveal/tasks/reproduce.py").read_text(encoding="utf-8")

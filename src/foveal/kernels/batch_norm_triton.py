@@ -127,9 +127,9 @@ def second_order(
     blocks = -(-c // width)
     length = m if alone else -(-m // (rows * min(PARTS, -(-PROGRAMS // blocks)))) * rows
     parts = -(-m // length)
-    sums = torch.empty((parts, 5, c), dtype=torch.float32, device=x.device)
     of_g, of_x, of_weight = torch.empty_like(g), torch.empty_like(x), torch.empty_like(weight)
     grid, inner, tile = (blocks, parts), m // x.shape[0], (rows, width, last)
+    sums = of_weight if alone else torch.empty((parts, 5, c), dtype=torch.float32, device=x.device)
     if not alone:
         _sums[grid](v, g, x, mean, spread, sums, m, c, inner, length, *tile)
     _results[grid](v, g, x, weight, mean, spread, sums, of_g, of_x, of_weight, m, c, inner, length, parts, *tile, alone)

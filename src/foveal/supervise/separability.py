@@ -175,7 +175,7 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
     >>> confusing_class(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([0, 2]))[0]
     tensor([1, 0])
     """
-    scores = logits.detach().float().nan_to_num().clamp_min(torch.finfo(torch.float32).min)
+    scores = logits.detach().float().nan_to_num()
     if target.ndim == 1:
         known = target >= 0
         # Not F.one_hot, which reads the targets and so makes a GPU wait.

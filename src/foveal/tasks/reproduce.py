@@ -229,8 +229,10 @@ def _line(i: int, n: int, cell: Cell, result: dict[str, Any]) -> str:
 
 
 def scores(result: dict[str, Any]) -> dict[str, float]:
-    """All metrics of a run by name, those of a class as ``average_precision/cat``."""
+    """All metrics of a run by name, those of a part as ``average_precision/cat`` or ``pointing_game/wrong``."""
     each = {f"average_precision/{name}": value for name, value in result.get("average_precision", {}).items()}
+    for name, split in result.get("class_attention", {}).items():
+        each |= {f"{name}/{answers}": split[answers] for answers in ("right", "wrong")}
     found = {name: result["metrics"].get(name) for name in METRICS} | each
     return {name: value for name, value in found.items() if value is not None}
 
