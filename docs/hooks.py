@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 def fill(kind: str, what: str | None) -> str:
     """What stands in the place of one marker."""
     if kind == "results":
-        return results(what or "")
+        return results(what or "").replace(" ± ", "&nbsp;±&nbsp;")  # stays on one line
     if kind == "classes":
         return classes(what or "")
     if kind == "splits":

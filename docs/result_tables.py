@@ -136,6 +136,7 @@ def block(title: str, rows: list[Row], expected: Expected | None, ran: Collectio
 
 def side_by_side(title: str, rows: list[Row], metrics: Collection[str], expected: Expected | None) -> str:
     """One table of one dataset: models down, metrics across, then the size of each model and the time of a step."""
+    rows = [row for row in rows if row["metric"] in metrics]
     found = {(row["model"], row["metric"]): row for row in rows}
     models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
     costs, timed = any(row.get("step_seconds") for row in rows), expected is None or expected.timed
