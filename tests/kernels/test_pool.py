@@ -28,6 +28,14 @@ def test_half_precision_neither_overflows_nor_loses_more_than_one_rounding(dtype
     torch.testing.assert_close(found, expected, atol=0, rtol=error)
 
 
+def test_windows_of_many_sizes_are_not_all_kept(monkeypatch):
+    monkeypatch.setattr(pool, "MOST", 3)
+    monkeypatch.setattr(pool, "_kept", {})
+    for side in (4, 5, 6, 7, 8):
+        average_by_product(torch.randn(1, 2, side, side), (3, 3))
+    assert [key[0] for key in pool._kept] == [6, 7, 8]
+
+
 def test_windows_are_kept_for_training_too():
     pool._kept.clear()
     x = torch.randn(2, 4, 9, 9, requires_grad=True)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+MOST = 256  # sizes of maps whose weights are kept; detectors see a new one in every batch
 _kept: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
 
@@ -51,6 +52,8 @@ def _windows(h: int, w: int, size: tuple[int, int], x: Tensor) -> tuple[Tensor, 
         real = type(made[0]) is Tensor and not torch.compiler.is_compiling()
         if not real or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return made  # of a trace or a recording, and nothing outside it
+        while len(_kept) >= MOST:
+            del _kept[next(iter(_kept))]
         _kept[key] = made
     return _kept[key]
 
