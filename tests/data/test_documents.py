@@ -14,6 +14,7 @@ from foveal.data.cache import cache_folder
 from foveal.data.documents import DocumentData, TextOptions, complete
 from foveal.data.encode import SPECIAL, Form, encode, numbered, prepare, read_split, read_vocabulary
 from foveal.data.glove import read_glove
+from foveal.data.texts import text_format
 from foveal.errors import DataError, UserError
 from foveal.supervise import Tag
 
@@ -248,6 +249,7 @@ def test_embedded_docstrings(monkeypatch):
     assert data.embedded
     assert len(data.answers) >= 4
     assert "docstrings of installed libraries" in data.describe()
+    assert text_format("docstrings").text("Sum of numpy arrays", TextOptions()) == "Sum of arrays"
     batch = next(iter(data.loader("train", 16, device=CPU)))
     assert (batch["words"] > 0).any((1, 2)).all()
 

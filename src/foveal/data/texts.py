@@ -13,7 +13,7 @@ from foveal.data.corpora import (
     without_breaks,
     without_parts,
 )
-from foveal.data.docstrings import read_docstrings
+from foveal.data.docstrings import clean, read_docstrings
 from foveal.data.documents import SPLITS, DocumentData, TextFormat, TextOptions
 from foveal.data.registry import Entry, register_data
 from foveal.data.text_csv import read_csv, read_numbered_csv
@@ -33,7 +33,12 @@ def _register(form: TextFormat, summary: str, expected: tuple[str, ...] = ()) ->
 
 
 _register(
-    TextFormat("docstrings", "docstrings of installed libraries", lambda *_: read_docstrings()),
+    TextFormat(
+        "docstrings",
+        "docstrings of installed libraries",
+        lambda *_: read_docstrings(),
+        clean=lambda text, _: clean(text),
+    ),
     "docstrings of installed libraries, classified by library; embedded",
 )
 _register(

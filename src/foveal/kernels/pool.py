@@ -53,7 +53,7 @@ def _windows(h: int, w: int, size: tuple[int, int], x: Tensor) -> tuple[Tensor, 
         if not real or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             return made  # of a trace or a recording, and nothing outside it
         while len(_kept) >= MOST:
-            del _kept[next(iter(_kept))]
+            _kept.pop(next(iter(_kept)), None)
         _kept[key] = made
     return _kept[key]
 
