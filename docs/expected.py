@@ -169,6 +169,7 @@ COMPARED = {  # pairs of recipes of which the second might be better
         ("mean_average_precision", "icasc/voc2012-lite-baseline", "icasc/ablation-gradcam-order2-separability-last"),
         ("pointing_game", "icasc/voc2012-lite-baseline", "icasc/voc2012-lite-ach"),
         ("pointing_game", "icasc/voc2012-lite-baseline-gradcam", "icasc/voc2012-lite-gradcam"),
+        ("pointing_game", "demo/confusion-baseline", "demo/confusion-sharpened"),
     ),
     "fan-documents": (
         ("accuracy", "fan/news-hatt", "fan/news-fan-unsup"),
