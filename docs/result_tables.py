@@ -29,9 +29,7 @@ def results(paper: str, folder: Path = RESULTS) -> str:
     for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
         here, expected = [row for row in rows if row["table"] == table], about.get(table)
         said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
-        known = [
-            row["metric"] for row in here if "/" not in row["metric"]
-        ]  # those of a part: see classes() and splits()
+        known = [row["metric"] for row in here if "/" not in row["metric"]]  # parts: see classes() and splits()
         metrics = dict.fromkeys([*(expected.metrics if expected else ()), *known])
         if here and len({row["dataset"] for row in here} | set(expected.datasets if expected else ())) == 1:
             blocks.append(side_by_side(f"**{here[0]['dataset']}** ({said})", here, metrics, expected))

@@ -234,7 +234,7 @@ def reproduce(
     other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
     shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table, caption=other)
     for row in rows:
-        if "/" in row["metric"]:  # of one class
+        if "/" in row["metric"]:  # of one class, or of right or wrong answers alone
             continue
         said = f"{100 * row['published']:.2f}" if row["published"] != "" else ""
         metric = row["metric"].replace("_", " ")  # so that a narrow terminal breaks it and does not cut it

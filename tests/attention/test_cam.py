@@ -423,6 +423,13 @@ def test_registers_and_torchvision_transformers() -> None:
     swin = torchvision.models.SwinTransformer([4, 4], 16, [1, 1], [2, 2], [4, 4], num_classes=4)
     assert foveal.cam(swin, images(2, (32, 48)), 1, "features.1").shape == (2, 8, 12)
     assert foveal.cam(swin, images(2, (16, 32)), 1, "features.1").shape == (2, 4, 8)  # with 16 channels, 8 × 16 fit too
+    square = images(2, (64, 64))  # with 16 channels, 16 × 16 × 16, which only the layer's kind can tell
+    taps = Taps(swin, ["features.0.0", "features.1"])
+    with taps:
+        swin(square)
+    for name, axis in (("features.0.0", 1), ("features.1", 3)):
+        values = taps.outputs[name].values
+        torch.testing.assert_close(taps.grid(name)(values), values.movedim(axis, 1))
 
 
 def test_only_the_class_token_is_read_after_the_last_block() -> None:

@@ -198,7 +198,7 @@ def test_an_installed_package_offers_one(monkeypatch):
     assert (entry.loads, asked) == (1, ["foveal.mechanisms"])
 
 
-@pytest.mark.parametrize("found", [nn.Identity, lambda: None])
+@pytest.mark.parametrize("found", [nn.Identity, lambda: None, warnings])
 def test_an_installed_package_offers_what_is_not_registered(found, monkeypatch):
     class Wrong:
         name, value = "plain", "package:Thing"
@@ -215,12 +215,13 @@ def test_an_installed_package_offers_what_is_not_registered(found, monkeypatch):
     assert "plain" not in known
 
 
-def test_an_entry_point_may_name_a_module(monkeypatch):
+@pytest.mark.parametrize("module", [foveal.attention.cbam, foveal.attention, foveal])
+def test_an_entry_point_may_name_a_module(module, monkeypatch):
     class Module:
-        name, value = "several", "package.mechanisms"
+        name, value = "several", module.__name__
 
         def load(self):
-            return registry
+            return module
 
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [Module(), Entry()])
     monkeypatch.setattr(registry, "_loaded", False)

@@ -68,7 +68,7 @@ def test_triton(shape, alone, last, monkeypatch):
     x = 3 * x + 1
     if last and len(shape) == 4:
         x, v, g = (t.to(memory_format=torch.channels_last) for t in (x, v, g))
-    weight = torch.randn(shape[1], device=DEVICE)
+    weight = torch.randn(shape[1], 2, device=DEVICE)[:, 0]
     weight[0] = 0
     over = [i for i in range(len(shape)) if i != 1]
     mean, spread = x.mean(over), (x.var(over, correction=0) + 1e-5).rsqrt()
@@ -78,6 +78,17 @@ def test_triton(shape, alone, last, monkeypatch):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
     assert found[0].stride() == g.stride()
     assert found[1].stride() == x.stride()
+
+
+def test_no_third_derivative():
+    """As of PyTorch's own; it must not be wrong instead."""
+    x, weight, bias = inputs((4, 3, 5, 2))
+    with SecondOrder():
+        out = F.batch_norm(x, None, None, weight, bias, training=True)
+    (first,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.pow(2).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        second.sum().backward()
 
 
 def test_what_it_does_not_serve_is_left_alone():

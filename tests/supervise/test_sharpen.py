@@ -4,12 +4,16 @@ import copy
 import gc
 import itertools
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import BaseTorchFunctionMode
 
 import foveal
 from foveal.errors import UserError
@@ -560,3 +564,68 @@ def test_second_order_of_a_model_that_is_compiled_later():
     sharpen.total(losses).backward()
     assert model.fc.weight.grad is None
     assert model.conv1.weight.grad is not None
+
+
+def forms(output: Tensor) -> list[str]:
+    """Convolutions and batch norms of the graph, as they stand in it."""
+    nodes, names = [output.grad_fn], list[str]()
+    while nodes:
+        node = nodes.pop()
+        names += [node.name()] * ("onv" in node.name() or "Norm" in node.name())
+        nodes += [each for each, _ in node.next_functions if each is not None]
+    return names
+
+
+def modes() -> int:
+    return torch._C._len_torch_function_stack()
+
+
+def test_second_order_begins_after_the_inner_layer_and_leaves_nothing_behind() -> None:
+    model, (x, y) = net(), batch()
+    logits, _ = Sharpen(model, LAYERS, order=2)(x, y)
+    assert forms(logits) == ["_BatchNormBackward", "_ConvolutionBackward", *forms(model.inner(x))]
+    assert modes() == 0
+    sharpen, model.head = Sharpen(model, LAYERS, order=2), nn.Linear(7, 5)
+    with pytest.raises(RuntimeError, match="mat1"):
+        sharpen(x, y)
+    assert modes() == 0
+
+
+def test_second_order_in_several_steps_of_one_block() -> None:
+    model, (x, y) = net(), batch()
+    sharpen = Sharpen(model, LAYERS, order=2)
+    with sharpen:
+        for _ in range(3):
+            model(x)
+            sharpen.total(sharpen.losses(y)).backward()
+            assert modes() == 1
+    assert modes() == 0
+
+
+def test_second_order_in_another_thread() -> None:
+    model, (x, y) = net(), batch()
+    expected = Sharpen(model, LAYERS, order=2)(x, y)[1]
+    sharpen = Sharpen(model, LAYERS, order=2)
+    with ThreadPoolExecutor(1) as pool:
+        with sharpen:
+            pool.submit(model, x).result()
+        assert pool.submit(modes).result() == modes() == 0
+    torch.testing.assert_close(sharpen.losses(y), expected)
+
+
+@pytest.mark.parametrize("mode", [BaseTorchFunctionMode, lambda: torch.device("cpu")], ids=["any", "device"])
+def test_a_mode_that_ends_between_the_layers(mode: Callable[[], Any]) -> None:
+    class Mixed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            with mode():
+                inner = self.inner(x)
+            assert modes() == 0
+            return self.head(self.last(inner).mean((2, 3)))
+
+    (x, y), losses = batch(), []
+    for kind in (Mixed, Net):
+        torch.manual_seed(0)
+        model = kind()
+        losses.append(Sharpen(model, LAYERS, order=2)(x, y)[1])
+        assert modes() == 0
+    torch.testing.assert_close(*losses)

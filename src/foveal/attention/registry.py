@@ -173,12 +173,20 @@ def _load_installed() -> None:
                     f"the mechanism {entry.name!r} of an installed package cannot be loaded: {error}", stacklevel=3
                 )
                 continue
-            if not inspect.ismodule(loaded) and not any(loaded is cls for cls in _MECHANISMS.values()):
+            if not any(_offers(loaded, cls) for cls in _MECHANISMS.values()):
                 warnings.warn(
                     f"the entry point {entry.name!r} of an installed package registers nothing: {entry.value} is not "
                     f"decorated with foveal.register_mechanism({entry.name!r})",
                     stacklevel=3,
                 )
+
+
+def _offers(loaded: Any, mechanism: type[Mechanism]) -> bool:
+    """Whether what an entry point names is a mechanism, or a module that has it or that it was made in."""
+    if not inspect.ismodule(loaded):
+        return loaded is mechanism
+    inside = any(each is mechanism for each in vars(loaded).values())
+    return inside or f"{mechanism.__module__}.".startswith(f"{loaded.__name__}.")
 
 
 def mechanisms() -> dict[str, str]:

@@ -9,6 +9,7 @@ compiled already would not run, so the layer also changes its class meanwhile, w
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 from foveal.attention.graph import below
 from foveal.errors import UnknownNameError, UserError, unknown
@@ -121,7 +123,8 @@ class Taps:
     Attributes:
         outputs: name of the layer to what it put out.
         logits: what the model returned, (N, K).
-        after_first: entered once the first of the layers has run, left at the end; None, or set anew for every pass.
+        after_first: a mode of PyTorch to enter once the first of the layers has run, and to leave at the end. Not if a
+            mode was opened in between that is to be left before, and not in another thread.
         twice: whether what comes after the layers can be differentiated twice; None until someone has found out, which
             takes longer than a step of a small model.
     """
@@ -132,7 +135,7 @@ class Taps:
         self._modules = list(model.modules())  # gathering them takes longer than looking at them
         self.compiled: list[nn.Module] = []
         self.reshape = reshape
-        self.after_first: AbstractContextManager[Any] | None = None
+        self.after_first: TorchFunctionMode | None = None
         self.twice: bool | None = None
         self._open = ExitStack()
         self.clear()
@@ -145,6 +148,7 @@ class Taps:
 
     def __enter__(self) -> Self:
         self.clear()
+        self._place = _modes()
         self.compiled = compiled_modules(self._modules)
         with ExitStack() as stack:
             for name, layer in self.layers.items():
@@ -173,8 +177,9 @@ class Taps:
                     values = values.clone()
                 handed_on = values.clone()
             assert handed_on.grad_fn is not None
-            if self.after_first and not self.outputs:
+            if self.after_first is not None and self._place == _modes():
                 self._open.enter_context(self.after_first)
+                self.after_first = None
             self.outputs[name] = Tapped(values, handed_on.grad_fn)
             return handed_on if rest is None else type(output)((handed_on, *rest))
 
@@ -229,7 +234,8 @@ class Taps:
             return self.reshape
         if len(shape) == 3 and hasattr(self.core, "reroll"):  # timm's Hiera
             return _rerolled(self.core, name)
-        found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), _is_nhwc(self.core))
+        nhwc = _is_nhwc(self.core) and not isinstance(self.layers[name], nn.Conv2d)  # as what cuts the patches is
+        found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), nhwc)
         if found is None:
             if len(shape) == 4 and shape[2:] == (1, 1):
                 hint = "name an earlier layer, one before pooling, or use larger images"
@@ -240,6 +246,11 @@ class Taps:
                 "it with reshape="
             )
         return found
+
+
+def _modes() -> tuple[int, int]:
+    """This thread, and how many modes of PyTorch are open in it."""
+    return threading.get_ident(), torch._C._len_torch_function_stack()
 
 
 def _first(name: str, layer: nn.Module, output: Any) -> tuple[Tensor, tuple[Any, ...]]:

@@ -11,7 +11,8 @@ and if v is the gradient of that, with p = mean v, q = mean v x̂, c = mean v g:
     of x:  −γ r² (x̂ (c − p a − 3 q b) + b (v − p) + q (g − a))
     of γ:   M r (c − p a − q b)
 
-Forward pass and first derivative are PyTorch's; on GPUs the second is two kernels (:mod:`.batch_norm_triton`).
+Forward pass and first derivative are PyTorch's; on GPUs the second is one kernel or two (:mod:`.batch_norm_triton`).
+It cannot be differentiated once more.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from foveal.kernels.support import fused_available
@@ -78,12 +80,13 @@ class _Gradient(torch.autograd.Function):
         return _gradient(g, x, weight, mean, spread, *more)
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, v: Tensor | None, into_weight: Tensor | None, into_bias: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         g, x, weight, mean, spread = ctx.saved_tensors
         common = into_weight is None and into_bias is None
-        if v is not None and common and not torch.is_grad_enabled() and _fusable(x):
+        if v is not None and common and _fusable(x):
             from foveal.kernels import batch_norm_triton
 
             layout = _format(x)

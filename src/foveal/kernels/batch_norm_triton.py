@@ -121,7 +121,7 @@ def second_order(
         spread: r, (C,).
         last: whether x, v and g are channels-last, otherwise contiguous.
     """
-    m, c = x.numel() // x.shape[1], x.shape[1]
+    m, c, weight = x.numel() // x.shape[1], x.shape[1], weight.contiguous()
     alone = m <= FEW
     rows, width = (32, 64) if last and not alone else (256, 8 if last else 4)
     blocks = -(-c // width)
@@ -129,8 +129,9 @@ def second_order(
     parts = -(-m // length)
     of_g, of_x, of_weight = torch.empty_like(g), torch.empty_like(x), torch.empty_like(weight)
     grid, inner, tile = (blocks, parts), m // x.shape[0], (rows, width, last)
-    sums = of_weight if alone else torch.empty((parts, 5, c), dtype=torch.float32, device=x.device)
+    sums = of_weight  # for want of another
     if not alone:
+        sums = torch.empty((parts, 5, c), dtype=torch.float32, device=x.device)
         _sums[grid](v, g, x, mean, spread, sums, m, c, inner, length, *tile)
     _results[grid](v, g, x, weight, mean, spread, sums, of_g, of_x, of_weight, m, c, inner, length, parts, *tile, alone)
     return of_g, of_x, of_weight

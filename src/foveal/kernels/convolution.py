@@ -122,7 +122,7 @@ def _needed(ctx: Any, i: int) -> bool:
         return False
     try:
         return torch._C._will_engine_execute_node(ctx.next_functions[i][0])
-    except (RuntimeError, TypeError):  # it is a leaf that the gradient was asked of, or there is no one to ask
+    except RuntimeError:  # a leaf that the gradient was asked of, or no engine runs that could be asked
         return True
 
 
