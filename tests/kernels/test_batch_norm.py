@@ -1,11 +1,13 @@
 """Batch norm with a second derivative of its own equals PyTorch's."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from foveal.kernels import batch_norm_triton
+from foveal.kernels import batch_norm, batch_norm_triton
 from foveal.kernels.batch_norm import _second_order
 from foveal.kernels.second_order import SecondOrder
 
@@ -33,7 +35,12 @@ def test_derivatives(shape):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_equals_that_of_pytorch(layout, dtype):
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_equals_that_of_pytorch(layout, dtype, fused, monkeypatch):
+    monkeypatch.setattr(batch_norm, "fused_available", lambda device: fused)
+    fuse = mock.Mock(wraps=batch_norm_triton.second_order)
+    monkeypatch.setattr(batch_norm_triton, "second_order", fuse)
+
     def both(mode):
         torch.manual_seed(0)
         layer = nn.BatchNorm2d(3).to(DEVICE)
@@ -53,6 +60,21 @@ def test_equals_that_of_pytorch(layout, dtype):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         else:
             assert float((a - b).float().norm() / b.float().norm()) < 0.02
+    assert fuse.called == fused
+
+
+def test_a_transform_is_shown_operators(monkeypatch):
+    monkeypatch.setattr(batch_norm, "fused_available", lambda device: True)
+    x, weight, bias = inputs((4, 3, 5, 2), torch.float32)
+    with SecondOrder():
+        out = F.batch_norm(x, None, None, weight, bias, training=True)
+    (first,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
+    upstream = torch.randn(2, *x.shape)
+    (found,) = torch.autograd.grad(first, x, upstream, is_grads_batched=True, retain_graph=True)
+    for ours, each in zip(found, upstream, strict=True):
+        torch.testing.assert_close(
+            ours, torch.autograd.grad(first, x, each, retain_graph=True)[0], rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])

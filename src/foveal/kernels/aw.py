@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
-from foveal.kernels.support import fused_available
+from foveal.kernels.support import fused_available, watched
 
 _once = True  # whether forms whose second derivative is slow, or missing if compiled, will do
 
@@ -311,17 +311,6 @@ class _Direct(torch.autograd.Function):
         if len(x) == 1:
             dx, ds = (None if part is None else _laid_out(part, like) for part, like in ((dx, x), (ds, scale)))
         return dx, dw if need[1] else None, ds if need[2] else None, db, None, None, None
-
-
-def watched(*tensors: Tensor) -> bool:
-    """Whether a compiler, a tracer, a transform or a mode is to be shown operators, or a tensor is only a stand-in."""
-    return (
-        torch.compiler.is_compiling()
-        or torch.jit.is_tracing()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors)
-    )
 
 
 def fused_conv(

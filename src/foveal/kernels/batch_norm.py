@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from foveal.kernels.support import fused_available
+from foveal.kernels.support import fused_available, watched
 
 
 def second_order_batch_norm(
@@ -86,7 +86,7 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         g, x, weight, mean, spread = ctx.saved_tensors
         common = into_weight is None and into_bias is None
-        if v is not None and common and _fusable(x):
+        if v is not None and common and _fusable(x, v, g):
             from foveal.kernels import batch_norm_triton
 
             layout = _format(x)
@@ -109,8 +109,9 @@ def _gradient(
     return found
 
 
-def _fusable(x: Tensor) -> bool:
-    return x.dtype in (torch.float32, torch.bfloat16, torch.float16) and fused_available(x.device)
+def _fusable(x: Tensor, *others: Tensor) -> bool:
+    narrow = x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return narrow and fused_available(x.device) and not watched(x, *others)
 
 
 def _format(x: Tensor) -> torch.memory_format:
@@ -147,4 +148,4 @@ def _second_order(
         of_g, of_x = of_g + into_weight.to(wide).view(shape) * unit, of_x + into_weight.to(wide).view(shape) * r * part
     if into_bias is not None:
         of_g = of_g + into_bias.to(wide).view(shape)
-    return of_g.to(g.dtype), of_x.to(x.dtype), of_weight.flatten().to(weight.dtype)
+    return of_g.to(g.dtype), of_x.to(x.dtype), of_weight.view(-1).to(weight.dtype)

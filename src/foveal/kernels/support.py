@@ -1,4 +1,4 @@
-"""Whether fused kernels can run here."""
+"""Whether and where fused kernels can run."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def fused_available(device: torch.device) -> bool:
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return capability(device) >= (8, 0) and _triton()
+
+
+def watched(*tensors: Tensor) -> bool:
+    """Whether a compiler, a tracer, a transform or a mode is to be shown operators, or a tensor is only a stand-in."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors)
+    )
