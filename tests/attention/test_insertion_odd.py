@@ -1,9 +1,5 @@
 """Insertion into models that are out of the ordinary, and what it refuses."""
 
-import os
-import subprocess
-import sys
-
 import numpy
 import pytest
 import timm.layers
@@ -259,23 +255,6 @@ def test_a_detector_of_torchvision_is_built_without_fetching_weights(monkeypatch
 
     monkeypatch.setattr("torch.hub.load_state_dict_from_url", fetch)
     assert any_model("lraspp_mobilenet_v3_large", num_classes=2) is not None
-
-
-def test_a_module_of_ones_own_is_found_by_the_command_line(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from foveal.attention import Gate, register_mechanism\n"
-        "@register_mechanism('mine')\n"
-        "class Mine(Gate):\n"
-        '    """Mine."""\n'
-        "    kind = 'channel'\n"
-    )
-    code = "import foveal; print('mine' in foveal.mechanisms())"
-    around = {**os.environ, "PYTHONPATH": str(tmp_path), "FOVEAL_PLUGINS": "mine"}
-    words = [sys.executable, "-c", code]
-    assert subprocess.run(words, env=around, capture_output=True, text=True, check=True).stdout == "True\n"
-    around["FOVEAL_PLUGINS"] = "nowhere"
-    failed = subprocess.run(words, env=around, capture_output=True, text=True, check=False)
-    assert "FOVEAL_PLUGINS: nowhere cannot be imported" in failed.stderr
 
 
 @pytest.mark.parametrize(

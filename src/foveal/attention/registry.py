@@ -22,9 +22,7 @@ True
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
 import warnings
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -36,6 +34,7 @@ from torch import Tensor, nn
 from foveal.attention.layers import channels_of
 from foveal.attention.record import Attends
 from foveal.errors import UserError, unknown
+from foveal.plugins import load_plugins
 
 Start = Literal["identity", "paper"]
 GROUP = "foveal.mechanisms"
@@ -156,14 +155,10 @@ def register_mechanism(name: str) -> Callable[[M], M]:
 
 
 def _load_installed() -> None:
-    """Mechanisms of installed packages, and of the modules that ``FOVEAL_PLUGINS`` names, separated by commas."""
+    """Mechanisms of installed packages and of the user's own modules."""
     global _loaded
+    load_plugins()
     if not _loaded:
-        for module in filter(None, os.environ.get("FOVEAL_PLUGINS", "").split(",")):
-            try:
-                importlib.import_module(module.strip())
-            except Exception as error:
-                raise UserError(f"FOVEAL_PLUGINS: {module.strip()} cannot be imported: {error}") from error
         _loaded = True
         for entry in entry_points(group=GROUP):
             try:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from foveal.errors import DataError, unknown
+from foveal.plugins import load_plugins
 
 
 class Source(Protocol):
@@ -76,14 +77,16 @@ def register_data(entry: Entry) -> None:
 
 def datasets() -> dict[str, Entry]:
     """All datasets by name."""
+    load_plugins()
     return dict(_ENTRIES)
 
 
 def dataset(name: str) -> Entry:
     """The dataset called ``name``."""
-    if name not in _ENTRIES:
-        raise unknown("dataset", name, _ENTRIES)
-    return _ENTRIES[name]
+    known = datasets()
+    if name not in known:
+        raise unknown("dataset", name, known)
+    return known[name]
 
 
 def data_root(given: str | Path | None = None) -> Path | None:

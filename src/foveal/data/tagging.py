@@ -7,12 +7,12 @@ name. ``foveal bench tagger`` measures what they are worth.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from foveal.errors import DataError, UserError
+from foveal.plugins import own_module
 from foveal.supervise.targets import Tag
 
 Tagger = Callable[[Sequence[str]], list[Tag]]
@@ -120,7 +120,7 @@ def _spacy(model: str) -> Tagger:
 
 def _named(module: str, function: str) -> Tagger:
     try:
-        given = getattr(importlib.import_module(module), function)
+        given = getattr(own_module(module), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two of names such as "" and ".a"
         raise UserError(f"the tagger {module}:{function} cannot be loaded: {error}; use module:function") from error
     if not callable(given):

@@ -13,6 +13,7 @@ import timm
 from torch import nn
 
 from foveal.errors import UserError, unknown
+from foveal.plugins import load_plugins
 from foveal.typed import check_options
 
 
@@ -51,15 +52,21 @@ def register(options: Callable[..., Any]) -> Callable[[Builder], Builder]:
     return decorate
 
 
+def _known() -> dict[str, _Model]:
+    load_plugins()
+    return _MODELS
+
+
 def create_model(name: str, **options: Any) -> nn.Module:
     """Build the network called ``name``.
 
     >>> sum(p.numel() for p in create_model("hattnet_ctx").parameters())
     59273
     """
-    if name not in _MODELS:
-        raise unknown("model", name, _MODELS)
-    model = _MODELS[name]
+    known = _known()
+    if name not in known:
+        raise unknown("model", name, known)
+    model = known[name]
     checked = check_options(model.options, options, f"model {name}")
     try:
         return model.build(**checked)
@@ -75,13 +82,14 @@ def any_model(name: str, **options: Any) -> nn.Module:
     >>> any_model("resnet18", num_classes=7).fc.out_features
     7
     """
-    if name in _MODELS:
+    known = _known()
+    if name in known:
         return create_model(name, **options)
     import torchvision
 
     others = torchvision.models.list_models()
     if not timm.is_model(name) and name not in others:
-        raise unknown("model", name, {*_MODELS, *timm.list_models(), *others})
+        raise unknown("model", name, {*known, *timm.list_models(), *others})
     build = partial(timm.create_model, name)
     if not timm.is_model(name):
         build = torchvision.models.get_model_builder(name)
@@ -95,7 +103,8 @@ def any_model(name: str, **options: Any) -> nn.Module:
 
 def accepts(name: str, option: str) -> bool:
     """Whether the network called ``name`` has this option."""
-    return name in _MODELS and option in inspect.signature(_MODELS[name].options).parameters
+    known = _known()
+    return name in known and option in inspect.signature(known[name].options).parameters
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -104,9 +113,9 @@ def list_models(pattern: str = "*") -> list[str]:
     >>> list_models("hattnet*")
     ['hattnet', 'hattnet_ctx', 'hattnet_ctx_vgg16', 'hattnet_vgg16']
     """
-    return sorted(fnmatch.filter(_MODELS, pattern))
+    return sorted(fnmatch.filter(_known(), pattern))
 
 
 def summary(name: str) -> str:
     """One line on the network called ``name``."""
-    return (_MODELS[name].build.__doc__ or "").strip().split("\n")[0]
+    return (_known()[name].build.__doc__ or "").strip().split("\n")[0]

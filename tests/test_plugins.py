@@ -1,0 +1,60 @@
+"""Modules of the user's own, as the command line finds them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MINE = """
+from foveal.attention import Gate, register_mechanism
+from foveal.data import Entry, dataset, register_data
+from foveal.models import register
+
+@register_mechanism("mine")
+class Mine(Gate):
+    '''Mine.'''
+    kind = "channel"
+
+    def __init__(self, channels, *, start="identity"):
+        super().__init__()
+
+    def forward(self, x):
+        return x
+
+register_data(Entry("my-data", "my own", dataset("digits").options, dataset("digits").build))
+
+def options(num_classes: int = 10): ...
+
+@register(options)
+def my_net(num_classes=10):
+    '''My own.'''
+"""
+
+
+def foveal(folder: Path, *words: str, plugins: str = "my_module") -> subprocess.CompletedProcess[str]:
+    around = {**os.environ, "FOVEAL_PLUGINS": plugins, "COLUMNS": "200"}
+    command = [str(Path(sys.executable).with_name("foveal")), *words]
+    return subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("list", "models"), "my_net"),
+        (("data", "my-data"), "my own"),
+        (("sites", "resnet18", "--mechanism", "mine"), "layer1.0.bn2"),
+    ],
+)
+def test_what_a_module_in_the_current_folder_registers_is_known(words, expected, tmp_path):
+    (tmp_path / "my_module.py").write_text(MINE)
+    done = foveal(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+
+
+def test_a_module_that_is_not_there(tmp_path):
+    done = foveal(tmp_path, "list", "models", plugins="nowhere")
+    assert done.returncode == 2
+    assert "FOVEAL_PLUGINS: nowhere cannot be imported" in done.stderr
