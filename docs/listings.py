@@ -53,7 +53,8 @@ def attributes(docstring: str) -> dict[str, str]:
             found |= dict.fromkeys(names, entry[2].strip())
         else:
             found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    return {name: text.replace("``", "`").replace("|", r"\|") for name, text in found.items()}
+    plain = {name: re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text) for name, text in found.items()}  # roles of Sphinx
+    return {name: text.replace("``", "`").replace("|", r"\|") for name, text in plain.items()}
 
 
 def _type(hint: str) -> str:

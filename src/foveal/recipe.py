@@ -207,7 +207,18 @@ class Loss:
 
 @dataclass
 class Published:
-    """The cell of a paper's table that the recipe reproduces; numbers are fractions."""
+    """The cell of a paper's table that the recipe reproduces; numbers are fractions.
+
+    Attributes:
+        table: what ``foveal reproduce`` takes.
+        row: the model, as the table calls it.
+        column: the dataset, as the table calls it.
+        accuracy: as published, or null.
+        true_positive_strength: the same.
+        weighted_average_precision: the same.
+        mean_average_precision: the same.
+        top5_accuracy: the same.
+    """
 
     table: str = ""
     row: str = ""
