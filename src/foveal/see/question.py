@@ -39,7 +39,7 @@ def task(queries: Sequence[str], answers: Sequence[str]) -> str:
     >>> task([], ["dog", "cat"])
     'what they show (2 classes)'
     """
-    if not queries and answers and not about_colour(answers):
+    if not queries and answers:
         return f"what they show ({len(answers)} classes)"
     thing = "digit among many" if queries and all(q.isdigit() for q in queries) else "object"
     if thing == "object" and queries:
