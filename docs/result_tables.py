@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection
 from pathlib import Path
 
-from expected import COMPARED, MEASURED_BY_GRADCAM, METRICS, TABLES, Expected
+from expected import COMPARED, METRICS, TABLES, Expected
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -47,8 +47,7 @@ def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str
     theirs = read(published / f"{paper}-{name.removesuffix('-lite')}.csv")
     rows = [row for row in read(folder / f"{paper}.csv") if row["table"] == table]
     ours = {(row["metric"].removeprefix("average_precision/"), row["model"]): _percent(row["mean"]) for row in rows}
-    known = {model for _, model in ours}
-    models = [model for model in TABLES[paper][table].models if model in known and model != MEASURED_BY_GRADCAM]
+    models = [model for model in TABLES[paper][table].once if any(model == known for _, known in ours)]
     heads = [*theirs[0], *(f"ours, {model}" for model in models)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for row in theirs:

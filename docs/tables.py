@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from expected import MEASURED_BY_GRADCAM, TABLES
+from expected import TABLES
 from result_tables import MISSING, RESULTS, ROOT, block, read
 
 BLOCK = re.compile(r"<!-- table:(\S+) (\S+) (\S+) -->\n.*?<!-- /table -->", re.DOTALL)
@@ -20,9 +20,8 @@ def table(found: re.Match[str]) -> str:
     """One table between its marks."""
     paper, name, metric = found.groups()
     rows = [row for row in read(RESULTS / f"{paper}.csv") if (row["table"], row["metric"]) == (name, metric)]
-    rows = [row for row in rows if row["model"] != MEASURED_BY_GRADCAM]  # the same network, measured in another way
     about = TABLES[paper][name]
-    about = replace(about, models=tuple(model for model in about.models if model != MEASURED_BY_GRADCAM))
+    rows, about = [row for row in rows if row["model"] not in about.again], replace(about, models=about.once)
     made = block(f"`{name}`: {about.about}", rows, about) if rows else f"`{name}`: {MISSING}."
     return f"<!-- table:{paper} {name} {metric} -->\n\n{made}\n\n<!-- /table -->"
 

@@ -88,9 +88,14 @@ def _cub_boxes(folder: Path, samples: Samples) -> Tensor:
                 width, height = opened.size
         except OSError as error:
             raise DataError(f"{file} cannot be read as an image ({error}); get it again") from error
-        from_middle = (x - width / 2, y - height / 2, x + w - width / 2, y + h - height / 2)
-        found.append([float(samples.labels[n]), *(end / min(width, height) for end in from_middle)])
+        found.append([float(samples.labels[n]), *_from_middle((x, y, x + w, y + h), width, height)])
     return torch.tensor(found)[:, None]
+
+
+def _from_middle(box: tuple[float, float, float, float], width: float, height: float) -> list[float]:
+    """Pixels from the top left as parts of the image's short side from its middle."""
+    middle = (width / 2, height / 2) * 2
+    return [(end - half) / min(width, height) for end, half in zip(box, middle, strict=True)]
 
 
 def read_tiny_imagenet(folder: Path) -> Found:
@@ -174,9 +179,8 @@ def _voc_objects(file: Path) -> Tensor:
         found = []
         for thing in image.findall("object"):
             x0, y0, x1, y1 = (float(thing.findtext(f"bndbox/{end}", "")) for end in ("xmin", "ymin", "xmax", "ymax"))
-            from_middle = (x0 - 1 - width / 2, y0 - 1 - height / 2, x1 - width / 2, y1 - height / 2)
             label = VOC_CLASSES.index(thing.findtext("name", ""))
-            found.append([label, *(end / min(width, height) for end in from_middle)])
+            found.append([label, *_from_middle((x0 - 1, y0 - 1, x1, y1), width, height)])
     except (OSError, ValueError, ZeroDivisionError, ElementTree.ParseError) as error:
         raise DataError(f"{file} cannot be read as an annotation of VOC ({error}); get it again") from error
     return torch.tensor(found).view(-1, 5)
