@@ -65,11 +65,11 @@ def test_equals_that_of_pytorch(layout, dtype, fused, monkeypatch):
 
 def test_a_transform_is_shown_operators(monkeypatch):
     monkeypatch.setattr(batch_norm, "fused_available", lambda device: True)
-    x, weight, bias = inputs((4, 3, 5, 2), torch.float32)
+    x, weight, bias = (t.detach().to(DEVICE).requires_grad_() for t in inputs((4, 3, 5, 2), torch.float32))
     with SecondOrder():
         out = F.batch_norm(x, None, None, weight, bias, training=True)
     (first,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
-    upstream = torch.randn(2, *x.shape)
+    upstream = torch.randn(2, *x.shape, device=DEVICE)
     (found,) = torch.autograd.grad(first, x, upstream, is_grads_batched=True, retain_graph=True)
     for ours, each in zip(found, upstream, strict=True):
         torch.testing.assert_close(

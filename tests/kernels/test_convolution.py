@@ -12,6 +12,7 @@ CASES = {
     "plain": {},
     "stride and padding": {"stride": 2, "padding": (1, 0)},
     "dilation": {"dilation": (2, 1), "padding": 1},
+    "all of them": {"stride": (3, 2), "dilation": (1, 2), "padding": (2, 1)},
     "groups": {"groups": 2, "padding": 1},
     "depthwise": {"groups": 4, "stride": 2, "padding": 1},
 }
@@ -34,14 +35,15 @@ def test_derivatives(how, bias):
     assert torch.autograd.gradgradcheck(conv, given)
 
 
-def test_a_third_derivative():
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_third_derivative(groups):
     torch.manual_seed(0)
     x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(2, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 2 // groups, 3, 3, dtype=torch.float64, requires_grad=True)
 
     def slope(x, weight):
         with SecondOrder():
-            out = F.conv2d(x, weight, groups=2, padding=1)
+            out = F.conv2d(x, weight, groups=groups, padding=1)
         return torch.autograd.grad(out.pow(3).sum(), (x, weight), create_graph=True)
 
     assert torch.autograd.gradgradcheck(slope, (x, weight))
@@ -49,10 +51,11 @@ def test_a_third_derivative():
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
-def test_equals_that_of_pytorch(layout, half):
+@pytest.mark.parametrize("groups", [1, 8])
+def test_equals_that_of_pytorch(layout, half, groups):
     def both(mode):
         torch.manual_seed(0)
-        layer = nn.Conv2d(8, 8, 3, padding=1, groups=8).to(memory_format=layout)
+        layer = nn.Conv2d(8, 8, 3, padding=1, groups=groups).to(memory_format=layout)
         x = torch.randn(4, 8, 6, 5).to(memory_format=layout).requires_grad_()
         with mode, torch.autocast("cpu", torch.bfloat16, enabled=half):
             out = layer(x)
@@ -88,6 +91,8 @@ def test_no_gradient_of_the_kernel_on_the_way_to_features():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func is torch.ops.aten.convolution_backward.default:
                 masks.append(args[-1])
+            if func is torch.ops.aten.convolution.default and args[6]:  # transposed, which is the gradient of the input
+                masks.append([True, False, False])
             return func(*args, **(kwargs or {}))
 
     masks: list[list[bool]] = []
@@ -137,6 +142,21 @@ def test_arguments_by_keyword():
         normed = F.batch_norm(input=found, running_mean=None, running_var=None, training=True)
     torch.testing.assert_close(found, F.conv2d(x, weight, padding=1))
     torch.testing.assert_close(normed, F.batch_norm(found, None, None, training=True))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_average_of_a_channel(layout):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+
+    def pool(x, size=1):
+        with SecondOrder():
+            return F.adaptive_avg_pool2d(x, size)
+
+    for size in (1, (1, 1), [1, 1], (2, 1), (None, 1)):
+        torch.testing.assert_close(pool(x, size), F.adaptive_avg_pool2d(x, size))
+    torch.testing.assert_close(pool(x[0]), F.adaptive_avg_pool2d(x[0], 1))
+    assert torch.autograd.gradgradcheck(lambda x: pool(x).pow(3), x)
 
 
 def test_hard_sigmoid():

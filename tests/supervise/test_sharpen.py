@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import itertools
 import warnings
@@ -495,6 +496,16 @@ def test_compiled_arithmetic_is_the_same():
         _, losses = sharpen(x, y)
         found.append((losses, torch.autograd.grad(sharpen.total(losses), list(model.parameters()), allow_unused=True)))
     torch.testing.assert_close(*found)
+
+
+def test_each_has_a_compiled_form_of_its_own(monkeypatch):
+    """PyTorch keeps eight forms of a function, and leaves it uncompiled from the ninth on."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    model, (x, y) = net(), batch()
+    with torch._dynamo.config.patch(recompile_limit=1, fail_on_recompile_limit_hit=True):
+        for kind in ("channel", "gradcam", "channel"):
+            Sharpen(model, LAYERS, kind=kind, compile=True)(x, y)
 
 
 def test_layers_that_no_term_needs_are_checked_all_the_same() -> None:

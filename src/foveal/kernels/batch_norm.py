@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from foveal.kernels.support import fused_available, watched
+from foveal.kernels.support import fused_available, needed, watched
 
 
 def second_order_batch_norm(
@@ -57,24 +57,25 @@ class _BatchNorm(torch.autograd.Function):
         momentum: float,
         eps: float,
     ) -> Tensor:
-        out, mean, spread, reserve, which = torch._batch_norm_impl_index(
+        out, mean, spread, reserve, how = torch._batch_norm_impl_index(
             x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
         )
         ctx.save_for_backward(x, weight, mean, spread, reserve)
-        ctx.which, ctx.eps = which, eps
+        ctx.how, ctx.eps = how, eps
         return out
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         work: Any = _Gradient.apply if torch.is_grad_enabled() else _gradient
-        return (*work(g, *ctx.saved_tensors, ctx.which, ctx.eps), None, None, None, None)
+        which = [needed(ctx, i) for i in range(3)]
+        return (*work(g, *ctx.saved_tensors, ctx.how, ctx.eps, which), None, None, None, None)
 
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, spread: Tensor, *more: Any
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(g, x, weight, mean, spread)
         return _gradient(g, x, weight, mean, spread, *more)
@@ -95,17 +96,24 @@ class _Gradient(torch.autograd.Function):
             found = batch_norm_triton.second_order(x, v, g, weight, mean, spread, last)
         else:
             found = _second_order(v, into_weight, into_bias, g, x, weight, mean, spread)
-        return (*found, None, None, None, None, None)
+        return (*found, None, None, None, None, None, None)
 
 
 def _gradient(
-    g: Tensor, x: Tensor, weight: Tensor, mean: Tensor, spread: Tensor, reserve: Tensor, which: int, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """PyTorch's gradients of x, weight and bias."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._batch_norm_impl_index_backward(
-        which, x, g.contiguous(memory_format=_format(x)), weight, None, None, mean, spread, True, eps,
-        [True, True, True], reserve,
-    )  # fmt: skip
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+    reserve: Tensor,
+    how: int,
+    eps: float,
+    which: list[bool],
+) -> tuple[Tensor | None, ...]:
+    """PyTorch's gradients of x, weight and bias, as far as they are asked for."""
+    found: tuple[Tensor | None, ...] = torch.ops.aten._batch_norm_impl_index_backward(
+        how, x, g.contiguous(memory_format=_format(x)), weight, None, None, mean, spread, True, eps, which, reserve
+    )
     return found
 
 

@@ -6,8 +6,9 @@ gradients are linear in g, the gradient of O, as O is in x and w::
 
     X(g, w) = ∂⟨O, g⟩/∂x        W(x, g) = ∂⟨O, g⟩/∂w
 
-so that each of the three is differentiated by the other two, as often as one likes: if v is the gradient of X, that of
-g is conv(v, w) and that of w is W(v, g); if u is the gradient of W, that of x is X(g, u) and that of g conv(x, u).
+so that each of the three is differentiated by the other two: if v is the gradient of X, that of g is conv(v, w) and
+that of w is W(v, g); if u is the gradient of W, that of x is X(g, u) and that of g conv(x, u). X is the transposed
+convolution, whose gradient PyTorch computes in this way.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from foveal.kernels.support import needed
 
 
 class How(NamedTuple):
@@ -62,36 +65,20 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), how = ctx.saved_tensors, ctx.how
-        of_x, of_weight, of_bias = (_needed(ctx, i) for i in range(3))
+        of_x, of_weight, of_bias = (needed(ctx, i) for i in range(3))
         db = g.sum((0, 2, 3)) if of_bias else None
         if not torch.is_grad_enabled():
             return *_gradients(g, x, weight, how, of_x, of_weight), db, None
-        dx = _OfInput.apply(g, weight, x, how) if of_x else None
+        dx = _of_input(g, weight, x, how) if of_x else None
         dw = _OfWeight.apply(x, g, weight, how) if of_weight else None
         return dx, dw, db, None
 
 
-class _OfInput(torch.autograd.Function):
-    """X(g, w); of x only the shape and the layout matter."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, weight: Tensor, x: Tensor, how: How) -> Tensor:
-        ctx.save_for_backward(g, weight)
-        ctx.how = how
-        dx, _ = _gradients(g, x, weight, how, True, False)
-        assert dx is not None
-        return dx
-
-    @staticmethod
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
-        (g, weight), how = ctx.saved_tensors, ctx.how
-        of_g, of_weight = _needed(ctx, 0), _needed(ctx, 1)
-        if not torch.is_grad_enabled():
-            _, dw = _gradients(g, v, weight, how, False, True) if of_weight else (None, None)
-            return F.conv2d(v, weight, None, *how) if of_g else None, dw, None, None
-        dg = _Convolution.apply(v, weight, None, how) if of_g else None
-        dw = _OfWeight.apply(v, g, weight, how) if of_weight else None
-        return dg, dw, None, None
+def _of_input(g: Tensor, weight: Tensor, x: Tensor, how: How) -> Tensor:
+    """X(g, w); of x only the shape matters."""
+    sizes = zip(x.shape[2:], weight.shape[2:], *how[:3], strict=True)
+    left = [(size + 2 * padding - dilation * (k - 1) - 1) % stride for size, k, stride, padding, dilation in sizes]
+    return F.conv_transpose2d(g, weight, None, how.stride, how.padding, left, how.groups, how.dilation)
 
 
 class _OfWeight(torch.autograd.Function):
@@ -108,22 +95,9 @@ class _OfWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
         x, g = ctx.saved_tensors
-        dx = _OfInput.apply(g, u, x, ctx.how) if _needed(ctx, 0) else None
-        dg = _Convolution.apply(x, u, None, ctx.how) if _needed(ctx, 1) else None
+        dx = _of_input(g, u, x, ctx.how) if needed(ctx, 0) else None
+        dg = _Convolution.apply(x, u, None, ctx.how) if needed(ctx, 1) else None
         return dx, dg, None, None
-
-
-def _needed(ctx: Any, i: int) -> bool:
-    """Whether this backward pass has use for the gradient of input ``i``.
-
-    The maps of a class need gradients of features and none of kernels, which ``ctx.needs_input_grad`` does not know.
-    """
-    if not ctx.needs_input_grad[i]:
-        return False
-    try:
-        return torch._C._will_engine_execute_node(ctx.next_functions[i][0])
-    except RuntimeError:  # a leaf that the gradient was asked of, or no engine runs that could be asked
-        return True
 
 
 def _gradients(

@@ -31,6 +31,13 @@ def second_order_hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     return input.copy_(out) if inplace else out
 
 
+def second_order_adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
+    """As :func:`torch.nn.functional.adaptive_avg_pool2d`, whose one value a channel has a long way back in PyTorch."""
+    if input.ndim == 4 and output_size in (1, (1, 1)):
+        return input.mean((-2, -1), keepdim=True)
+    return F.adaptive_avg_pool2d(input, output_size)
+
+
 def _checkpointed() -> bool:
     """Whether something decides how tensors are saved here, as activation checkpointing does."""
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
@@ -39,5 +46,6 @@ def _checkpointed() -> bool:
 FORMS: dict[Any, Callable[..., Any]] = {
     F.conv2d: second_order_conv2d,
     F.batch_norm: second_order_batch_norm,
+    F.adaptive_avg_pool2d: second_order_adaptive_avg_pool2d,
     F.hardsigmoid: second_order_hardsigmoid,
 }

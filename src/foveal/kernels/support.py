@@ -6,7 +6,7 @@ import importlib.util
 import warnings
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,3 +57,16 @@ def watched(*tensors: Tensor) -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or not all(type(x) in (Tensor, torch.nn.Parameter) and torch._C._has_storage(x) for x in tensors)
     )
+
+
+def needed(ctx: Any, i: int) -> bool:
+    """Whether this backward pass of an ``autograd.Function`` has use for the gradient of input ``i``.
+
+    The maps of a class need gradients of features and none of parameters, which ``ctx.needs_input_grad`` does not know.
+    """
+    if not ctx.needs_input_grad[i]:
+        return False
+    try:
+        return torch._C._will_engine_execute_node(ctx.next_functions[i][0])
+    except RuntimeError:  # a leaf that the gradient was asked of, or no engine runs that could be asked
+        return True
