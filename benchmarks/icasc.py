@@ -122,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch", type=int, help="64 on a GPU, 16 on a CPU")
     parser.add_argument("--size", type=int, default=224, help="side of the images")
-    parser.add_argument("--rounds", type=int, help="steps of each kind: 50 on a GPU, 5 on a CPU")
+    parser.add_argument("--rounds", type=int, help="steps of each kind: 100 on a GPU, 5 on a CPU")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
@@ -130,7 +130,7 @@ def main() -> None:
     gpu = device.type == "cuda"
     torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    batch, rounds = options.batch or (64 if gpu else 16), options.rounds or (50 if gpu else 5)
+    batch, rounds = options.batch or (64 if gpu else 16), options.rounds or (100 if gpu else 5)
     where = {"precision": "bf16" if gpu else "fp32", "hardware": hardware(device), "torch": torch.__version__}
     rows: list[dict[str, object]] = []
     for compiled in (False, True) if options.compile else (False,):

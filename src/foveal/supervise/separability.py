@@ -177,15 +177,14 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
     """
     scores = logits.detach().float().nan_to_num()
     if target.ndim == 1:
-        known = target >= 0
-        # Not F.one_hot, which reads the targets and so makes a GPU wait.
-        taken = target.clamp_min(0)[:, None] == torch.arange(logits.shape[1], device=logits.device)
+        scores = scores.scatter(1, target.clamp_min(0)[:, None], -torch.inf)
     else:
-        known = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
-        taken = target > 0
+        scores = scores.masked_fill(target > 0, -torch.inf)
     if valid is not None:
-        taken = taken | ~valid
-    return scores.masked_fill(taken, -torch.inf).argmax(1), known & ~taken.all(1)
+        scores = scores.masked_fill(~valid, -torch.inf)
+    best, confuser = scores.max(1)
+    has = best > -torch.inf
+    return confuser, has & (target >= 0) if target.ndim == 1 else has
 
 
 def _check_maps(first: Tensor, second: Tensor, same: bool = True) -> None:
