@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foveal.kernels import batch_norm, batch_norm_triton
 from foveal.kernels.batch_norm import _second_order
@@ -100,6 +101,29 @@ def test_triton(shape, alone, last, monkeypatch):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
     assert found[0].stride() == g.stride()
     assert found[1].stride() == x.stride()
+
+
+def test_no_gradient_of_the_weight_on_the_way_to_features():
+    class Masks(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.native_batch_norm_backward.default:
+                masks.append(args[-1])
+            return func(*args, **(kwargs or {}))
+
+    masks: list[list[bool]] = []
+    x, weight, bias = inputs((4, 3, 5, 2))
+    with SecondOrder():
+        loss = F.batch_norm(x * 2, None, None, weight, bias, training=True).pow(3).sum()
+    for asked, expected in (
+        (x, [True, False, False]),
+        ((x, weight), [True, True, False]),
+        (bias, [False, False, True]),
+    ):
+        for again in (False, True):
+            masks.clear()
+            with Masks():
+                torch.autograd.grad(loss, asked, create_graph=again, retain_graph=True)
+            assert masks == [expected]
 
 
 def test_no_third_derivative():

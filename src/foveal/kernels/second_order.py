@@ -15,7 +15,7 @@ from foveal.kernels.convolution import second_order_conv2d
 
 
 class SecondOrder(TorchFunctionMode):
-    """Context manager: inside it, convolutions, batch norms and hard sigmoids are such forms.
+    """Context manager: inside it, convolutions, batch norms, averages of channels and hard sigmoids are such forms.
 
     Under activation checkpointing they stay as they are, since they will run again outside of it and must be the same.
     """

@@ -1,4 +1,4 @@
-"""Whether and where fused kernels can run."""
+"""Whether and where fused kernels can run, and which gradients are asked of them."""
 
 from __future__ import annotations
 

@@ -189,9 +189,8 @@ class Sharpen:
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """The weighted sum of ``losses``."""
-        weights = self.weights
-        weighted = (loss if weights[name] == 1 else weights[name] * loss for name, loss in losses.items())
-        return sum(weighted, torch.zeros(()))
+        parts = ((self.weights[name], loss) for name, loss in losses.items())
+        return sum((loss if weight == 1 else weight * loss for weight, loss in parts), torch.zeros(()))
 
     def losses(self, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of the forward pass that ran inside ``with sharpen:``; arguments as in :meth:`__call__`."""
