@@ -159,7 +159,7 @@ def cost(row: Row | None, timed: bool = True) -> list[str]:
 
 
 def cell(row: Row | None) -> str:
-    r"""``ours ± spread (published)`` in percent; a star marks the embedded stand-in.
+    r"""``ours ± spread (published)`` in percent; a star marks embedded data.
 
     >>> cell({"mean": "0.9812", "std": "0.001", "published": "0.9851", "embedded": "False"})
     '98.12 ± 0.10 (98.51)'
@@ -180,7 +180,7 @@ def conditions(rows: list[Row]) -> str:
     precision = ", ".join(sorted({row["precision"] for row in rows}))
     hardware = "; ".join(sorted({row["hardware"] for row in rows}))
     embedded = any(row["embedded"] == "True" for row in rows)
-    stand_in = " \\* on the embedded stand-in data, not the paper's: do not compare." if embedded else ""
+    stand_in = " \\* on embedded data, not the paper's: do not compare." if embedded else ""
     return f"{seeds.capitalize()}; precision {precision}; {hardware}.{stand_in}"
 
 

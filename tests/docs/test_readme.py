@@ -217,7 +217,7 @@ def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
     found = result_tables.results("hattnet", write(tmp_path, row.replace("accuracy", "true_positive_strength_last")))
     assert r"| HAttNet-CTX | 50.00\* |" in found
     assert "1 seed; precision 32" in found
-    assert "stand-in" in found
+    assert "on embedded data, not the paper's: do not compare" in found
 
 
 def test_tables_and_metrics_that_are_not_expected_are_shown_too(tmp_path: Path) -> None:

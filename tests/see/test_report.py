@@ -69,7 +69,8 @@ def test_one_finished_run(tmp_path, write_run):
     assert "answered 97.7 % of 10,000 questions right" in page.text
     assert page.tags.count("img") == 6 * (1 + 1 + 4)
     assert page.tags.count("figure") == 4
-    assert "stand-in" not in page.text
+    assert "embedded data" not in page.text
+    assert "comes with foveal" not in page.text
     assert "unfinished" not in page.text
     assert "paper 98.5 (−0.8)" in page.row("HAttNet-CTX")
     assert "59,273" in page.row("HAttNet-CTX")
@@ -104,7 +105,8 @@ def test_datasets_have_their_own_sections(tmp_path, write_run):
 
 def test_embedded_data_without_published_numbers(tmp_path, write_run):
     page = read(report(write_run(tmp_path / "a", embedded=True, published=None)))
-    assert "not the original dataset" in page.text
+    assert "embedded data" in page.text
+    assert "The data comes with foveal: no published number compares." in page.text
     assert "paper" not in page.row("SOFT")
 
 

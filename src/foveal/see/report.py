@@ -111,7 +111,7 @@ def _lede(runs: Sequence[Run]) -> str:
 
 
 def _section(i: int, dataset: str, embedded: bool, groups: list[Group], colours: Mapping[str, int]) -> str:
-    badge = '<span class="badge">embedded stand-in</span>' if embedded else ""
+    badge = '<span class="badge">embedded data</span>' if embedded else ""
     return (
         f'<section id="data-{i}"><h2>{escape(dataset)}{badge}</h2>{_headline(groups)}{_about(groups, embedded)}'
         f"{table(groups, colours)}{_key(groups)}{split_table(groups)}{_pictures(groups, colours)}{_classes(groups)}"
@@ -149,12 +149,12 @@ def _about(groups: list[Group], embedded: bool) -> str:
     if embedded and published:
         what = "texts" if any(group.documents for group in groups) else "pictures"
         about += (
-            f'<p class="note"><strong>These are not the paper\'s {what}.</strong> The data is the stand-in that comes '
-            "with foveal, so published numbers do not compare directly: read them for the order of the models, not for "
-            "the last percent.</p>"
+            f'<p class="note"><strong>These are not the paper\'s {what}.</strong> The data comes with foveal, '
+            "so published numbers do not compare directly: read them for the order of the models, not for the last "
+            "percent.</p>"
         )
     elif embedded:
-        about += '<p class="note">The data is the stand-in that comes with foveal, not the original dataset.</p>'
+        about += '<p class="note">The data comes with foveal: no published number compares.</p>'
     return about
 
 

@@ -85,7 +85,7 @@ class Run:
 
     @property
     def embedded(self) -> bool:
-        """Whether the data is foveal's embedded stand-in."""
+        """Whether the data is foveal's own, a stand-in or generated."""
         return bool(self.result.get("embedded", False))
 
     @property
