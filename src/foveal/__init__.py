@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foveal import attention, data, measure, models, see, supervise, tasks
-    from foveal.attention.cam import cam
-    from foveal.attention.dry_run import sites
-    from foveal.attention.insertion import insert
-    from foveal.attention.record import AttentionRecord, watch
-    from foveal.attention.registry import mechanisms, register_mechanism
+    from foveal.attention.class_maps.cam import cam
+    from foveal.attention.insertion.dry_run import sites
+    from foveal.attention.insertion.inserting import insert
+    from foveal.attention.insertion.registry import mechanisms, register_mechanism
+    from foveal.attention.records.record import AttentionRecord, watch
     from foveal.models import create_model, list_models
 
 __version__ = "0.1.0"
@@ -38,13 +38,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "AttentionRecord": "attention.record",
-    "cam": "attention.cam",
+    "AttentionRecord": "attention",
+    "cam": "attention",
     "insert": "attention",
     "mechanisms": "attention",
     "register_mechanism": "attention",
     "sites": "attention",
-    "watch": "attention.record",
+    "watch": "attention",
     "create_model": "models",
     "list_models": "models",
 }

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import foveal
-from foveal.attention.cam import class_maps, trace_classes
-from foveal.attention.taps import Taps
+from foveal.attention.class_maps.cam import class_maps, trace_classes
+from foveal.attention.class_maps.taps import Taps
 
 STEPS = 3
 SETTINGS = [(1, False), (2, True)]  # order of the maps, and whether the graph is said to be the same in every step

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import foveal
-from foveal.attention.cam import class_attention
-from foveal.attention.taps import Taps, layout
+from foveal.attention.class_maps.cam import class_attention
+from foveal.attention.class_maps.taps import Taps, layout
 from foveal.errors import UserError
 
 

@@ -15,8 +15,8 @@ from torch import multiprocessing, nn
 
 import foveal
 from foveal.attention import Gate, Insertion
-from foveal.attention import registry as registered
 from foveal.attention.cbam import SpatialGate
+from foveal.attention.insertion import registry as registered
 from foveal.errors import UnknownNameError, UserError
 
 MODELS = {
@@ -421,7 +421,7 @@ def test_two_kernel_mechanisms_do_not_fit_on_one_convolution():
 @pytest.mark.parametrize("name", ["own", "timm", "mobilenet"])
 def test_mechanisms_go_to_the_same_places_in_any_order(name):
     plain, x = net(name).eval(), batch(name, 2)
-    places = {m: foveal.attention.insertion.find(plain, m).keys() for m in MECHANISMS}
+    places = {m: foveal.attention.insertion.inserting.find(plain, m).keys() for m in MECHANISMS}
     for order in itertools.permutations(MECHANISMS):
         model = copy.deepcopy(plain)
         dones = {mechanism: put(model, mechanism, name) for mechanism in order}

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import foveal
-from foveal.attention.insertion import reattach
-from foveal.attention.layers import block_ends
+from foveal.attention.insertion.inserting import reattach
+from foveal.attention.insertion.layers import block_ends
 from foveal.errors import UserError
 from foveal.models.registry import any_model
 

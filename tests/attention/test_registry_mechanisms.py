@@ -7,7 +7,8 @@ from small_net import SmallNet, images
 from torch import nn
 
 import foveal
-from foveal.attention import Gate, Kernel, registry
+from foveal.attention import Gate, Kernel
+from foveal.attention.insertion import registry
 from foveal.errors import UnknownNameError, UserError
 
 T = TypeVar("T")

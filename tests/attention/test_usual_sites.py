@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 import foveal
-from foveal.attention.layers import block_ends, channels_of, is_norm, spatial_convolutions
+from foveal.attention.insertion.layers import block_ends, channels_of, is_norm, spatial_convolutions
 
 
 def conv_norm(channels, out, kernel=3, **options):

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.kernels import aw_launch
-from foveal.kernels.aw import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fused_conv
+from foveal.kernels.aw.operator import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample, fused_conv
 
 cuda = torch.cuda.is_available()
 CASES = {

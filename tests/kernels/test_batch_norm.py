@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from foveal.kernels import batch_norm, batch_norm_triton
-from foveal.kernels.batch_norm import _second_order
-from foveal.kernels.second_order import SecondOrder
+from foveal.kernels.second_order.batch_norm import _second_order
+from foveal.kernels.second_order.mode import SecondOrder
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = {"maps": (4, 3, 5, 2), "vectors": (7, 3), "sequences": (4, 3, 6)}

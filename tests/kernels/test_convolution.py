@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foveal.kernels.second_order import SecondOrder
+from foveal.kernels.second_order.mode import SecondOrder
 
 CASES = {
     "plain": {},

@@ -7,7 +7,7 @@ import torch
 
 from foveal.kernels import pair_mass as module
 from foveal.kernels import pair_triton
-from foveal.kernels.pair_mass import Pairs, pair_mass, reference
+from foveal.kernels.center_mass.operator import Pairs, pair_mass, reference
 from foveal.supervise import center_mass, center_mass_loss, semantic_table, word_pairs
 
 

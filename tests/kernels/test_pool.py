@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from foveal.kernels import pool
-from foveal.kernels.pool import average_by_product
+from foveal.kernels.aw.pool import average_by_product
 
 
 @pytest.mark.parametrize("sides", [(56, 56), (7, 7), (3, 3), (2, 5), (1, 1), (10, 4)])

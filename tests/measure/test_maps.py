@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import foveal
-from foveal.attention.record import AttentionRecord
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
 from foveal.measure import attention_map
 

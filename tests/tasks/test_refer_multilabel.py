@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_genome import write
 
-from foveal.attention.record import watch
+from foveal.attention.records.record import watch
 from foveal.data.attributes import VisualGenomeData, VisualGenomeOptions
 from foveal.errors import UserError
 from foveal.measure import weighted_average_precision

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import nn
 
 import foveal
-from foveal.attention.taps import Taps
+from foveal.attention.class_maps.taps import Taps
 from foveal.cli import _show_result
 from foveal.data.lists import VOC_CLASSES
 from foveal.errors import UserError

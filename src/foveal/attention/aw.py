@@ -20,11 +20,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveal.attention.layers import is_depthwise, spatial_convolutions
-from foveal.attention.registry import Kernel, Start, bottleneck, register_mechanism
+from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
+from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw import conv_by_products, conv_by_taps, conv_per_sample, fusable, fused_conv, once_will_do
-from foveal.kernels.pool import average_pool
+from foveal.kernels.aw.operator import (
+    conv_by_products,
+    conv_by_taps,
+    conv_per_sample,
+    fusable,
+    fused_conv,
+    once_will_do,
+)
+from foveal.kernels.aw.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")

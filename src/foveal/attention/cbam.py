@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.record import Attends
-from foveal.attention.registry import Blend, Gate, Start, bottleneck, register_mechanism
+from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
+from foveal.attention.records.record import Attends
 from foveal.errors import UserError, unknown
 
 

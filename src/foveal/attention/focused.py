@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveal.attention.record import Attends
+from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 
 

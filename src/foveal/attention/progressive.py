@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.record import Attends
+from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 
 

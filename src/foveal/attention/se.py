@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.registry import Blend, Gate, Start, bottleneck, register_mechanism
+from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
 
 
 @register_mechanism("se")

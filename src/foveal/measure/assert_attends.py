@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.attention.cam import Kind, cam
-from foveal.attention.taps import Taps
+from foveal.attention.class_maps.cam import Kind, cam
+from foveal.attention.class_maps.taps import Taps
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32
 from foveal.measure.regions import region_mask

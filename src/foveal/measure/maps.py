@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foveal.attention.record import AttentionRecord
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError, unknown
 
 Gates = Literal["product", "last"]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention.focused import FocusedAttention
-from foveal.attention.record import Attends
+from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 from foveal.models.lstm import BiLSTM
 from foveal.models.registry import register

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from foveal.attention.layers import own_modules
+from foveal.attention.insertion.layers import own_modules
 from foveal.errors import UserError
 
 

@@ -15,8 +15,8 @@ from PIL import Image, ImageDraw
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from foveal.attention.cam import Kind, cam
-from foveal.attention.taps import Grid, Taps
+from foveal.attention.class_maps.cam import Kind, cam
+from foveal.attention.class_maps.taps import Grid, Taps
 from foveal.errors import UserError
 from foveal.see._type import INK, MUTED, PAPER, RULE, font, shortened
 from foveal.see.overlay import overlay, plain

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from foveal.errors import UserError, unknown
-from foveal.kernels.pair_mass import Pairs, fused, graph_mass, pair_mass
+from foveal.kernels.center_mass.operator import Pairs, fused, graph_mass, pair_mass
 
 Over = Literal["matrix", "row"]
 Shape = Literal["focal", "l2", "smooth_l1"]

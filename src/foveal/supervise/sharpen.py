@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.cam import (
+from foveal.attention.class_maps.cam import (
     KINDS,
     BatchNorm,
     Kind,
@@ -29,7 +29,7 @@ from foveal.attention.cam import (
     trace_classes,
     twice_differentiable,
 )
-from foveal.attention.taps import Grid, Taps, find_layers, unwrapped
+from foveal.attention.class_maps.taps import Grid, Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
 from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
 

@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from foveal import measure
 from foveal.attention import insert
-from foveal.attention.record import Attends, AttentionRecord, watch
+from foveal.attention.records.record import Attends, AttentionRecord, watch
 from foveal.data import Source
 from foveal.data.images import ImageData
 from foveal.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.attention.cam import cam
+from foveal.attention.class_maps.cam import cam
 from foveal.errors import UserError
 from foveal.measure import AttentionOverlap, EnergyInBox, InnerInLast, PointingGame, attention_map, box_mask
 from foveal.measure._split import SplitMean

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from foveal import measure
-from foveal.attention.record import watch
+from foveal.attention.records.record import watch
 from foveal.data.augment import view
 from foveal.data.corpora import TEXT_ENDINGS
 from foveal.data.documents import TextOptions

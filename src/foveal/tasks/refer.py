@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from foveal import measure
-from foveal.attention.record import watch
+from foveal.attention.records.record import watch
 from foveal.data import Source
 from foveal.errors import UserError
 from foveal.models import create_model

@@ -14,7 +14,7 @@ from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric
 
-from foveal.attention.insertion import reattach
+from foveal.attention.insertion.inserting import reattach
 from foveal.data import Source
 from foveal.errors import DataError, UserError
 from foveal.recipe import Loss, Recipe

@@ -8,7 +8,7 @@ from itertools import accumulate, chain, pairwise
 
 from torch import nn
 
-from foveal.attention.record import Attends
+from foveal.attention.records.record import Attends
 
 # Norms by the attribute that holds their number of channels; timm's and torchvision's derive from these.
 _CHANNELS = {

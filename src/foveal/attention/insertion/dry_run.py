@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.attention.insertion import At, insert
-from foveal.attention.registry import Start
+from foveal.attention.insertion.inserting import At, insert
+from foveal.attention.insertion.registry import Start
 from foveal.errors import UserError
 
 

@@ -1,6 +1,6 @@
 """The second derivative of batch norm in Triton, two kernels: sums of every channel, then what is made of them.
 
-Formulas and names as in :mod:`foveal.kernels.batch_norm`. Rows are the M values of a channel. Every program has a block
+Formulas and names as in :mod:`foveal.kernels.second_order.batch_norm`. Rows are the M values of a channel. Every program has a block
 of channels and one of several parts of the rows; the sums of parts are added up by whoever needs them, in order, so
 that results repeat exactly. Where rows are few, one kernel does both.
 """

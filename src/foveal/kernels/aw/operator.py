@@ -232,7 +232,7 @@ def aw_conv2d(
     stride: list[int], padding: list[int], dilation: list[int],
 ) -> Tensor:  # fmt: skip
     """Convolution with ``weight`` (C2, C1, h, w) times ``scale`` (N, C2, h, w), in Triton; see :func:`fusable`."""
-    from foveal.kernels import aw_launch
+    from foveal.kernels.aw import launch as aw_launch
 
     return aw_launch.forward(x, weight, scale, bias, stride[0], padding, dilation)
 
@@ -251,7 +251,7 @@ def aw_conv2d_backward(
     stride: list[int], padding: list[int], dilation: list[int], needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of input, kernel and multiplier; ``needed`` says whether of the input and of the other two."""
-    from foveal.kernels import aw_launch
+    from foveal.kernels.aw import launch as aw_launch
 
     found = aw_launch.backward(g, x, weight, scale, stride[0], padding, dilation, needed)
     dx, dw, ds = (g.new_empty(0) if each is None else each for each in found)
@@ -290,7 +290,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        from foveal.kernels import aw_launch
+        from foveal.kernels.aw import launch as aw_launch
 
         _save(ctx, inputs, None)
         x, weight, scale, bias, stride, padding, dilation = inputs
@@ -298,7 +298,7 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from foveal.kernels import aw_launch
+        from foveal.kernels.aw import launch as aw_launch
 
         (x, weight, scale), need = ctx.saved_tensors, ctx.needs_input_grad
         db = g.sum((0, 2, 3)) if need[3] else None

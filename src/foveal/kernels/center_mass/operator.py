@@ -6,7 +6,7 @@ For ω = scale · q kᵀ, a mask of valid entities and labelled pairs T, each ro
 
 :func:`reference` takes them from the whole matrix. :func:`pair_mass` goes through the matrix in pieces, and does so
 again in the backward pass, so that its memory grows with N and not with N². It is a custom operator with a fake and a
-backward implementation, so compiled code calls it as it is. On NVIDIA GPUs :mod:`foveal.kernels.pair_triton` does it.
+backward implementation, so compiled code calls it as it is. On NVIDIA GPUs :mod:`foveal.kernels.center_mass.triton` does it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def fused(q: Tensor, k: Tensor) -> bool:
     """Whether :func:`graph_mass` serves q and k like these."""
     if not fused_available(q.device):
         return False
-    from foveal.kernels import pair_triton
+    from foveal.kernels.center_mass import triton as pair_triton
 
     return pair_triton.serves(q, k)
 
@@ -181,7 +181,7 @@ def graph_mass(q: Tensor, k: Tensor, valid: Tensor, pairs: Pairs, scale: float) 
 def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     if not fused(q, k):
         return _forward(q, k, *rest)
-    from foveal.kernels import pair_triton
+    from foveal.kernels.center_mass import triton as pair_triton
 
     return pair_triton.forward(q, k, *rest)
 
@@ -193,7 +193,7 @@ def _(
     sums = (into_labelled, into_all, labelled, everything)
     if not fused(q, k):
         return _backward(*sums, q, k, *rest)
-    from foveal.kernels import pair_triton
+    from foveal.kernels.center_mass import triton as pair_triton
 
     return pair_triton.backward(*sums, q, k, *rest)
 
@@ -202,7 +202,7 @@ def _(
 def _whole(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
 ) -> tuple[Tensor, Tensor]:
-    from foveal.kernels import pair_triton
+    from foveal.kernels.center_mass import triton as pair_triton
 
     return pair_triton.forward_whole(q, k, valid, target, owner, table, rule, scale)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from foveal.attention.graph import below
+from foveal.attention.class_maps.graph import below
 from foveal.errors import UnknownNameError, UserError, unknown
 
 Grid = Callable[[Tensor], Tensor]

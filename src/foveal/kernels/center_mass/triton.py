@@ -1,4 +1,4 @@
-"""The log-sums of :mod:`foveal.kernels.pair_mass` in Triton: a tile of the matrix lives in registers, and nowhere else.
+"""The log-sums of :mod:`foveal.kernels.center_mass.operator` in Triton: a tile of the matrix lives in registers, and nowhere else.
 
 A pair costs one exponential in each direction. Forward, a row's two sums are both relative to its greatest affinity.
 Backward, with L and A a row's log-sums of labelled and of all pairs, and l and a the gradients of these, the affinity
@@ -346,7 +346,7 @@ def _given(
 def forward(
     q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-sums of every row, as :func:`foveal.kernels.pair_mass.pair_mass`."""
+    """Log-sums of every row, as :func:`foveal.kernels.center_mass.operator.pair_mass`."""
     labelled = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     everything = torch.empty_like(labelled)
     always = _always_exact(_forward, rule)

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from foveal.kernels.batch_norm import second_order_batch_norm
-from foveal.kernels.convolution import second_order_conv2d
+from foveal.kernels.second_order.batch_norm import second_order_batch_norm
+from foveal.kernels.second_order.convolution import second_order_conv2d
 
 
 class SecondOrder(TorchFunctionMode):

@@ -88,7 +88,7 @@ class _Gradient(torch.autograd.Function):
         g, x, weight, mean, spread = ctx.saved_tensors
         common = into_weight is None and into_bias is None
         if v is not None and common and _fusable(x, v, g):
-            from foveal.kernels import batch_norm_triton
+            from foveal.kernels.second_order import batch_norm_triton
 
             layout = _format(x)
             x, v, g = (t.contiguous(memory_format=layout) for t in (x, v, g))

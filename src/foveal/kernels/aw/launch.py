@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from foveal.kernels import aw_triton
+from foveal.kernels.aw import triton as aw_triton
 from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import fastest
 

@@ -31,8 +31,8 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.layers import channels_of
-from foveal.attention.record import Attends
+from foveal.attention.insertion.layers import channels_of
+from foveal.attention.records.record import Attends
 from foveal.errors import UserError, unknown
 from foveal.plugins import load_plugins
 
@@ -59,7 +59,7 @@ class Mechanism(Attends):
     @classmethod
     def usual(cls, model: nn.Module) -> list[str]:
         """Names of the layers it is usually put on."""
-        from foveal.attention.layers import block_ends
+        from foveal.attention.insertion.layers import block_ends
 
         return block_ends(model)
 

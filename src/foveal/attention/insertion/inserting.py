@@ -18,9 +18,9 @@ from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
-from foveal.attention.layers import own_modules
-from foveal.attention.registry import Gate, Kernel, Mechanism, Start
-from foveal.attention.registry import mechanism as look_up
+from foveal.attention.insertion.layers import own_modules
+from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
+from foveal.attention.insertion.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
 from foveal.typed import check_names, convert
 

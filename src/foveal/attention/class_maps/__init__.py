@@ -1,0 +1,1 @@
+"""Class attention maps of any classifier: ``cam``, and the layers it taps."""

@@ -1,0 +1,1 @@
+"""Attention put into a live model and taken out again: registry, sites, dry run."""

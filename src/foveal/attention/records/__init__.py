@@ -1,0 +1,1 @@
+"""What attention did in a forward pass, seen from outside."""

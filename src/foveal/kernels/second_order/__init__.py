@@ -1,0 +1,1 @@
+"""Layers in forms whose second derivative is cheap."""
