@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from foveal.bench import cleared, clock, hardware, peak, write_rows
-from foveal.kernels.aw.operator import aw_conv2d, conv_by_products, conv_by_taps, conv_per_sample
+from foveal.kernels.aw.fused import aw_conv2d
+from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample
 from foveal.models.registry import any_model
 
 STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))  # channels and side of the 3×3 convolutions at 224×224

@@ -1,4 +1,4 @@
-"""Tables of what there is, for the pages: keys of dataclasses, datasets, models."""
+"""Tables of what there is, for the pages: keys of recipe sections, datasets, models."""
 
 from __future__ import annotations
 
@@ -6,27 +6,57 @@ import dataclasses
 import importlib
 import inspect
 import re
+from collections.abc import Collection, Iterator
 from typing import Any, get_args, get_type_hints
 
 
-def keys(kind: type) -> str:
-    """Keys of a dataclass with their types, defaults and the words of its docstring."""
-    said, hints = attributes(inspect.getdoc(kind) or ""), get_type_hints(kind)
+def keys_of(what: str) -> str:
+    """The tables of a list of this file, or of a dataclass by its full name."""
+    lists = {
+        "recipe": recipe,
+        "optimisers": optimisers,
+        "schedules": schedules,
+        "averages": averages,
+        "tasks": tasks,
+        "data": data_keys,
+    }
+    return lists[what]() if what in lists else keys(named(what))
+
+
+def keys(kind: type, without: Collection[str] = ()) -> str:
+    """Keys of a dataclass with their types, defaults and the words of its docstring and of its base classes."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        meaning = _meaning(field.name, said, hints[field.name])
-        lines.append(f"| `{field.name}` | {_type(str(field.type))} | {_default(field)} | {meaning} |")
+    meanings = [(field, meaning) for field, meaning in _meanings(kind) if field.name not in without]
+    lines += [f"| `{f.name}` | {_type(str(f.type))} | {_default(f)} | {meaning} |" for f, meaning in meanings]
     return "\n".join(lines)
 
 
-def _meaning(name: str, said: dict[str, str], hint: Any) -> str:
+def _meanings(kind: type) -> Iterator[tuple[dataclasses.Field[Any], str]]:
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        texts |= attributes(inspect.getdoc(base) or "") if base.__doc__ else {}
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield field, _meaning(field.name, texts, hints[field.name])
+
+
+def _meaning(name: str, texts: dict[str, str], hint: Any) -> str:
     """What the docstring says of a key; else which key explains it, or the first line of the section it names."""
-    if name in said:
-        return said[name]
-    if other := next((key for key, text in said.items() if f"`{name}`" in text), None):
+    if name in texts:
+        return texts[name]
+    if other := next((key for key, text in texts.items() if f"`{name}`" in text), None):
         return f"see `{other}`"
-    section = next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
-    return (inspect.getdoc(section) or "").split("\n")[0] if section else ""
+    return _first_sentence(section) if (section := _section(hint)) else ""
+
+
+def _section(hint: Any) -> type | None:
+    """The dataclass in a type hint: ``X``, ``X | None`` or ``dict[str, X]``."""
+    return next((kind for kind in (hint, *get_args(hint)) if dataclasses.is_dataclass(kind)), None)
+
+
+def _first_sentence(kind: type) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(kind) or "").split("\n")[0].split(". ")[0].rstrip(".") + "."
 
 
 def attributes(docstring: str) -> dict[str, str]:
@@ -42,7 +72,7 @@ def attributes(docstring: str) -> dict[str, str]:
     {'lr': 'the rate, at most.', 'a': 'both.', 'b': 'both.'}
     """
     _, _, body = docstring.partition("Attributes:\n")
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     names: list[str] = []
     for line in body.splitlines():
         if not line.startswith(" "):
@@ -50,27 +80,37 @@ def attributes(docstring: str) -> dict[str, str]:
         entry = re.match(r"    ([\w, ]+): (.*)", line)
         if entry:
             names = [name.strip() for name in entry[1].split(",")]
-            found |= dict.fromkeys(names, entry[2].strip())
+            entries |= dict.fromkeys(names, entry[2].strip())
         else:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-    plain = {name: re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text) for name, text in found.items()}  # roles of Sphinx
+            entries |= {name: f"{entries[name]} {line.strip()}" for name in names}
+    plain = {name: re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text) for name, text in entries.items()}  # roles of Sphinx
     return {name: text.replace("``", "`").replace("|", r"\|") for name, text in plain.items()}
 
 
 def _type(hint: str) -> str:
     """A type hint in the words of YAML.
 
-    >>> _type('Literal["a", "b"]'), _type("tuple[int, int] | None"), _type("Optim")
-    ('`a`, `b`', '[int, int] or null', 'section')
+    >>> _type('Literal["a", "b"] | None'), _type("tuple[int, int] | None"), _type("tuple[int, ...]"), _type("Optim")
+    ('`a`, `b` or null', '[int, int] or null', '[int, …]', 'section')
+    >>> _type("list[str] | None"), _type("AttentionLoss | None"), _type("str | list[str]")
+    ('[str, …] or null', 'section or null', 'str or [str, …]')
     """
+    parts = [part.strip() for part in re.split(r"\|(?![^\[]*\])", hint)]
+    return " or ".join(map(_one_type, parts))
+
+
+def _one_type(hint: str) -> str:
+    if hint == "None":
+        return "null"
     if hint.startswith("Literal["):
         return ", ".join(f"`{value}`" for value in re.findall(r"""["']([^"']+)["']""", hint))
-    hint = re.sub(r"tuple(\[.*?\])", r"\1", hint).replace(" | None", " or null")
-    return "section" if re.match(r"[A-Z]|dict", hint) else hint.replace("|", r"\|")
+    if re.match(r"[A-Z]|dict", hint):
+        return "section"
+    return re.sub(r"^list\[(.*)\]$", r"[\1, …]", re.sub(r"^tuple(\[.*\])$", r"\1", hint)).replace("...", "…")
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
-    if field.default_factory is not dataclasses.MISSING:
+    if field.default_factory is not dataclasses.MISSING or field.default is dataclasses.MISSING:
         return ""
     if isinstance(field.default, str) and not field.default:
         return ""
@@ -85,23 +125,93 @@ def named(name: str) -> type:
     return getattr(importlib.import_module(module), attribute)
 
 
+# Lists ------------------------------------------------------------------------------------------------------
+
+
+def recipe() -> str:
+    """The keys of a recipe, as they stand in YAML."""
+    from foveal.recipe import Recipe
+
+    return keys(Recipe, without=("sections",))
+
+
+def optimisers() -> str:
+    """The keys that all optimisers have, then those of each."""
+    from foveal.recipe.optim import Optim
+    from foveal.recipe.optim import optimisers as registered
+
+    return f"{keys(Optim, without=('builds',))}\n\n{_choices(registered.kinds, Optim)}"
+
+
+def schedules() -> str:
+    """The learning-rate schedules and the keys of each."""
+    from foveal.recipe.schedules import Warmup
+    from foveal.recipe.schedules import schedules as registered
+
+    warming = ", ".join(f"`{name}`" for name, kind in registered.kinds.items() if issubclass(kind, Warmup))
+    warmup = f"Keys of a warm-up, for {warming}:\n\n{keys(Warmup, without=('name',))}"
+    return f"{_choices(registered.kinds, Warmup)}\n\n{warmup}"
+
+
+def averages() -> str:
+    """The averages of weights and the keys of each."""
+    from foveal.recipe.optim import Average
+    from foveal.recipe.optim import averages as registered
+
+    return _choices(registered.kinds, Average)
+
+
+def _choices(kinds: dict[str, type], base: type) -> str:
+    """Dataclasses that a section chooses from, with what each adds to ``base`` or changes of it."""
+    shared = [(field.name, field.default) for field in dataclasses.fields(base)]
+    lines = ["| name | what it is | its own keys |", "|---|---|---|"]
+    for name, kind in kinds.items():
+        own = [(f, meaning) for f, meaning in _meanings(kind) if f.init and (f.name, f.default) not in shared]
+        words = "<br>".join(f"`{field.name}` ({_default(field)}): {meaning}" for field, meaning in own)
+        text = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+        lines.append(f"| `{name}` | {text.replace('``', '`')} | {words} |")
+    return "\n".join(lines)
+
+
+def tasks() -> str:
+    """The recipe sections of every task, with the sections in them."""
+    from foveal import registry
+
+    blocks = []
+    for name, task in registry.tasks.items().items():
+        blocks.append(f"#### task: {name}\n\n{task.summary[:1].upper()}{task.summary[1:]}.")
+        for section, kind in task.sections.items():
+            blocks += _nested(section, kind)
+    return "\n\n".join(blocks)
+
+
+def _nested(name: str, kind: type) -> list[str]:
+    """The table of a section, then those of the sections in it; nothing for a section without keys."""
+    fields = dataclasses.fields(kind)
+    if not fields:
+        return []
+    hints = get_type_hints(kind)
+    inner = [(f"{name}.{field.name}", _section(hints[field.name])) for field in fields]
+    return [f"`{name}`:\n\n{keys(kind)}", *(text for key, part in inner if part for text in _nested(key, part))]
+
+
 def data_keys() -> str:
     """The options of all datasets; those that share a dataclass share a table."""
-    from foveal.data import datasets as registered
+    from foveal import registry
 
     by_options: dict[type, list[str]] = {}
-    for name, entry in registered().items():
+    for name, entry in registry.datasets.items().items():
         by_options.setdefault(entry.options, []).append(f"`{name}`")
     return "\n\n".join(f"For {', '.join(names)}:\n\n{keys(kind)}" for kind, names in by_options.items())
 
 
 def datasets() -> str:
     """All datasets with the files they expect."""
-    from foveal.data import datasets as registered
+    from foveal import registry
 
     lines = ["| name | what it asks | files below the data folder |", "|---|---|---|"]
-    for name, entry in registered().items():
-        files = ", ".join(f"`{path}`" for path in entry.expected)
+    for name, entry in registry.datasets.items().items():
+        files = ", ".join(f"`{path}`" for path in entry.place.expected) if entry.place else ""
         lines.append(f"| `{name}` | {entry.summary} | {files} |")
     return "\n".join(lines)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from expected import COMPARED, METRICS, TABLES, Expected
+from expected import AGAIN, COMPARED, TABLES, UNTIMED
+
+from foveal.measure.info import MetricInfo, metric_info
+from foveal.recipe.grids import grids
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -16,28 +20,80 @@ MISSING = "not measured yet"
 Row = dict[str, str]
 
 
+@dataclass(frozen=True)
+class Table:
+    """A table of results: what is measured of it, and what it shall have by its recipes, measured or not.
+
+    Attributes:
+        name: ``hattnet/table1``.
+        rows: of the results file.
+        about: what distinguishes it, in a few words.
+        models: titles of its rows, in order.
+        datasets: titles of its columns, in order.
+        metrics: that papers report.
+    """
+
+    name: str
+    rows: list[Row]
+    about: str = ""
+    models: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, rows: Iterable[Row], again: bool = True) -> Table:
+        """The table ``name`` of some results; ``again`` includes models that are measured a second time."""
+        here, grid = [row for row in rows if row["table"] == name], grids().get(name)
+        if not again:
+            here = [row for row in here if row["recipe"] not in AGAIN]
+        if grid is None:
+            return cls(name, here)
+        cells = [cell for cell in grid.cells() if again or grid.full_name(cell) not in AGAIN]
+        models, datasets = zip(*(grid.titles(cell) for cell in cells), strict=True)
+        return cls(name, here, grid.about, *map(_once, (models, filter(None, datasets), grid.published)))
+
+    @property
+    def title(self) -> str:
+        """Name and what distinguishes it."""
+        return f"`{self.name}`: {self.about}" if self.about else f"`{self.name}`"
+
+    @property
+    def timed(self) -> bool:
+        """Whether times of steps can be compared."""
+        return self.name not in UNTIMED
+
+    def measured(self) -> list[str]:
+        """Metrics in order, those of parts (``pointing_game/wrong``) left out: see :func:`classes`, :func:`splits`."""
+        metrics = dict.fromkeys([*(row["metric"] for row in self.rows), *self.metrics])
+        return [metric for metric in metrics if "/" not in metric]
+
+    def all_models(self, rows: list[Row]) -> list[str]:
+        """Models of the recipes, then others that ``rows`` have."""
+        return list(dict.fromkeys([*self.models, *(row["model"] for row in rows)]))
+
+    def all_datasets(self, rows: list[Row]) -> list[str]:
+        """Datasets of the recipes, then others that ``rows`` have."""
+        return list(dict.fromkeys([*self.datasets, *(row["dataset"] for row in rows)]))
+
+
 def results(paper: str, folder: Path = RESULTS) -> str:
     """Tables of ``results/PAPER.csv`` in Markdown, one a table and metric."""
-    rows, about = read(folder / f"{paper}.csv"), TABLES[paper]
+    rows, names = read(folder / f"{paper}.csv"), TABLES[paper]
     if not rows:
-        commands = "\n".join(f"    foveal reproduce {table} --seeds 3 --csv results/{paper}.csv" for table in about)
+        commands = "\n".join(f"    foveal reproduce {table} --seeds 3 --csv results/{paper}.csv" for table in names)
         return f"Not measured yet. These commands make the numbers:\n\n{commands}"
     blocks = [
         "In percent: ours, mean ± standard deviation over training seeds, then the published number in brackets. "
         f"Made from `results/{paper}.csv`."
     ]
-    for table in dict.fromkeys([*about, *(row["table"] for row in rows)]):
-        here, expected = [row for row in rows if row["table"] == table], about.get(table)
-        said = f"`{table}`: {expected.about}" if expected else f"`{table}`"
-        known = [row["metric"] for row in here if "/" not in row["metric"]]  # parts: see classes() and splits()
-        metrics = dict.fromkeys([*(expected.metrics if expected else ()), *known])
-        if here and len({row["dataset"] for row in here} | set(expected.datasets if expected else ())) == 1:
-            blocks.append(side_by_side(f"**{here[0]['dataset']}** ({said})", here, metrics, expected))
-            continue
-        for metric in metrics:
-            title = f"**{METRICS.get(metric, metric.replace('_', ' ').capitalize())}** ({said})"
-            ran = {(row["model"], row["dataset"]) for row in here}
-            blocks.append(block(title, [row for row in here if row["metric"] == metric], expected, ran))
+    for name in dict.fromkeys([*names, *(row["table"] for row in rows)]):
+        table = Table.of(name, rows)
+        if not table.rows:
+            blocks.append(f"`{name}` ({table.about}): {MISSING}.")
+        elif len(datasets := table.all_datasets(table.rows)) == 1:
+            blocks.append(side_by_side(f"**{datasets[0]}** ({table.title})", table))
+        else:
+            blocks += [block(f"**{head(metric)}** ({table.title})", table, metric) for metric in table.measured()]
     return "\n\n".join(blocks)
 
 
@@ -45,52 +101,50 @@ def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str
     """Average precision of every class: the published ones of ``PAPER-DATASET.csv``, then ours of the table."""
     paper, name = table.split("/")
     theirs = read(published / f"{paper}-{name.removesuffix('-lite')}.csv")
-    rows = [row for row in read(folder / f"{paper}.csv") if row["table"] == table]
-    ours = {(row["metric"].removeprefix("average_precision/"), row["model"]): _percent(row["mean"]) for row in rows}
-    models = [model for model in TABLES[paper][table].once if any(model == known for _, known in ours)]
+    ours = Table.of(table, read(folder / f"{paper}.csv"), again=False)
+    values = {(row["metric"], row["model"]): show(row["metric"], row["mean"]) for row in ours.rows}
+    models = [model for model in ours.models if any(row["model"] == model for row in ours.rows)]
     heads = [*theirs[0], *(f"ours, {model}" for model in models)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for row in theirs:
-        metric = "mean_average_precision" if row["class"] == "mean" else row["class"]
-        lines.append(f"| {' | '.join([*row.values(), *(ours.get((metric, model), '') for model in models)])} |")
+        metric = "label_map" if row["class"] == "mean" else f"average_precision/{row['class']}"
+        lines.append(f"| {' | '.join([*row.values(), *(values.get((metric, model), '') for model in models)])} |")
     return "\n".join(lines)
 
 
-def splits(table: str, folder: Path = RESULTS) -> str:
+def splits(name: str, folder: Path = RESULTS) -> str:
     """Measures of attention where the answer was right and where it was wrong."""
-    paper = table.split("/")[0]
-    found = {
-        (row["model"], row["metric"]): row["mean"] for row in read(folder / f"{paper}.csv") if row["table"] == table
-    }
-    parted = dict.fromkeys(metric.removesuffix("/wrong") for _, metric in found if metric.endswith("/wrong"))
-    if not parted:
+    table = Table.of(name, read(folder / f"{name.split('/')[0]}.csv"))
+    values = {(row["model"], row["metric"]): row["mean"] for row in table.rows}
+    metrics = _once(metric.removesuffix("/wrong") for _, metric in values if metric.endswith("/wrong"))
+    metrics = tuple(metric for metric in _once([*table.measured(), *metrics]) if metric in metrics)
+    if not metrics:
         return f"Right and wrong answers: {MISSING}."
-    metrics = [metric for metric in METRICS if metric in parted]
-    lines = [
-        f"| right / wrong | {' | '.join(METRICS[metric] for metric in metrics)} |",
-        "|---|" + "---:|" * len(metrics),
-    ]
-    for model in TABLES[paper][table].models:
-        pairs = [[found.get((model, f"{metric}/{part}")) for part in ("right", "wrong")] for metric in metrics]
-        cells = [" / ".join("–" if mean is None else f"{100 * float(mean):.1f}" for mean in pair) for pair in pairs]
+    lines = [f"| right / wrong | {' | '.join(map(head, metrics))} |", "|---|" + "---:|" * len(metrics)]
+    for model in table.models:
+        pairs = [[values.get((model, f"{metric}/{part}")) for part in ("right", "wrong")] for metric in metrics]
+        cells = [
+            " / ".join("–" if mean is None else show(metric, mean, digits=1) for mean in pair)
+            for metric, pair in zip(metrics, pairs, strict=True)
+        ]
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def comparisons(paper: str, folder: Path = RESULTS) -> str:
-    """Differences between recipes of ``results/PAPER.csv``, runs of the same seed in pairs."""
-    from foveal.tasks.compare import compare
+    """Differences between cells of ``results/PAPER.csv``, runs of the same seed in pairs."""
+    from foveal.reproduce.comparing import compare
 
     path = folder / f"{paper}.csv"
     measured = {(row["metric"], row["recipe"]) for row in read(path)}
     lines = ["| metric | from | to | points | 95 % interval | p | seeds |", "|---|---|---|---:|---:|---:|---:|"]
     for metric, first, second in COMPARED[paper]:
         if {(metric, first), (metric, second)} <= measured:
-            found = compare(path, first, second, metric)
-            points, low, high = (f"{100 * x:+.2f}" for x in (found.difference, found.low, found.high))
-            said = METRICS[metric].lower()
+            test, info = compare(path, first, second, metric), metric_info(metric)
+            points, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
+            title = info.title[:1].lower() + info.title[1:]
             lines.append(
-                f"| {said} | `{first}` | `{second}` | {points} | {low} to {high} | {found.p:.2g} | {found.seeds} |"
+                f"| {title} | `{first}` | `{second}` | {points} | {low} to {high} | {test.p:.2g} | {test.seeds} |"
             )
     if len(lines) == 2:
         return f"{MISSING.capitalize()}."
@@ -105,47 +159,64 @@ def read(path: Path) -> list[Row]:
         return list(csv.DictReader(file))
 
 
-def block(title: str, rows: list[Row], expected: Expected | None, ran: Collection[tuple[str, str]] = ()) -> str:
-    """One table of a metric: models down, datasets across; an expected one shows all of the paper's, measured or not.
+def block(title: str, table: Table, metric: str) -> str:
+    """One table of a metric: models down, datasets across; all of the recipes' are there, measured or not.
 
-    Where there is one dataset, the size of each model and the time of a training step stand beside it. Models that
-    ``ran`` and yet have no value have nothing of the kind that is measured.
+    Where there is one dataset, the size of each model and the time of a training step stand beside it. Models that ran
+    and yet have no value have nothing of the kind that is measured.
     """
+    rows = [row for row in table.rows if row["metric"] == metric]
     if not rows:
         return f"{title}: {MISSING}."
-    found = {(row["model"], row["dataset"]): row for row in rows}
-    models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
-    columns = dict.fromkeys([*(expected.datasets if expected else ()), *(dataset for _, dataset in found)])
+    values = {(row["model"], row["dataset"]): row for row in rows}
+    ran = {(row["model"], row["dataset"]) for row in table.rows}
+    columns = table.all_datasets(rows)
     costs = len(columns) == 1 and any(row.get("step_seconds") for row in rows)
-    timed = expected is None or expected.timed
-    heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and timed)]
+    heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and table.timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for model in models:
-        cells = [
-            "–" if (model, dataset) not in found and (model, dataset) in ran else cell(found.get((model, dataset)))
-            for dataset in columns
-        ]
-        if costs:
-            cells += cost(found.get((model, next(iter(columns)))), timed)
+    for model in table.all_models(rows):
+        keys = [(model, dataset) for dataset in columns]
+        cells = ["–" if key not in values and key in ran else cell(values.get(key)) for key in keys]
+        cells += cost(values.get(keys[0]), table.timed) if costs else []
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
 
-def side_by_side(title: str, rows: list[Row], metrics: Collection[str], expected: Expected | None) -> str:
+def side_by_side(title: str, table: Table) -> str:
     """One table of one dataset: models down, metrics across, then the size of each model and the time of a step."""
-    rows = [row for row in rows if row["metric"] in metrics]
-    found = {(row["model"], row["metric"]): row for row in rows}
-    models = dict.fromkeys([*(expected.models if expected else ()), *(model for model, _ in found)])
-    costs, timed = any(row.get("step_seconds") for row in rows), expected is None or expected.timed
-    heads = [METRICS.get(metric, metric.replace("_", " ").capitalize()) for metric in metrics]
-    heads += ["Parameters"] * costs + ["ms a step"] * (costs and timed)
+    metrics = table.measured()
+    rows = [row for row in table.rows if row["metric"] in metrics]
+    values = {(row["model"], row["metric"]): row for row in rows}
+    costs = any(row.get("step_seconds") for row in rows)
+    heads = [*map(head, metrics), *["Parameters"] * costs, *["ms a step"] * (costs and table.timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-    for model in models:
-        ran = [row for (known, _), row in found.items() if known == model]
-        values = [found.get((model, metric)) for metric in metrics]
-        cells = ["–" if row is None and ran else cell(row) for row in values]
-        lines.append(f"| {model} | {' | '.join(cells + (cost(ran[0] if ran else None, timed) if costs else []))} |")
+    for model in table.all_models(rows):
+        ran = [row for row in rows if row["model"] == model]
+        measured = [values.get((model, metric)) for metric in metrics]
+        cells = ["–" if row is None and ran else cell(row) for row in measured]
+        cells += cost(ran[0] if ran else None, table.timed) if costs else []
+        lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
+
+
+def head(metric: str) -> str:
+    """Title of a metric, with its unit where that is not percent.
+
+    >>> head("accuracy")
+    'Accuracy'
+    """
+    info = metric_info(metric)
+    return info.title if info.unit == "%" else info.heading
+
+
+def show(metric: str, value: str, spread: str = "", digits: int = 2) -> str:
+    """A value of a results file in the unit of its metric.
+
+    >>> show("accuracy", "0.98123", "0.001")
+    '98.12 ± 0.10'
+    """
+    info: MetricInfo = metric_info(metric)
+    return info.show(float(value), float(spread) if spread else None, digits=digits)
 
 
 def cost(row: Row | None, timed: bool = True) -> list[str]:
@@ -159,21 +230,21 @@ def cost(row: Row | None, timed: bool = True) -> list[str]:
 
 
 def cell(row: Row | None) -> str:
-    r"""``ours ± spread (published)`` in percent; a star marks embedded data.
+    r"""``ours ± spread (published)``; a star marks embedded data.
 
-    >>> cell({"mean": "0.9812", "std": "0.001", "published": "0.9851", "embedded": "False"})
+    >>> cell({"metric": "accuracy", "mean": "0.9812", "std": "0.001", "published": "0.9851", "embedded": "False"})
     '98.12 ± 0.10 (98.51)'
-    >>> cell({"mean": "0.5", "std": "", "published": "", "embedded": "True"})
+    >>> cell({"metric": "accuracy", "mean": "0.5", "std": "", "published": "", "embedded": "True"})
     '50.00\\*'
     """
     if row is None:
         return MISSING
-    ours = _percent(row["mean"]) + (f" ± {_percent(row['std'])}" if row["std"] else "")
+    ours = show(row["metric"], row["mean"], row["std"])
     star = r"\*" if row["embedded"] == "True" else ""
-    return f"{ours}{star} ({_percent(row['published'])})" if row["published"] else f"{ours}{star}"
+    return f"{ours}{star} ({show(row['metric'], row['published'])})" if row["published"] else f"{ours}{star}"
 
 
-def conditions(rows: list[Row]) -> str:
+def conditions(rows: Collection[Row]) -> str:
     """How the numbers of one table were made."""
     counts = sorted({int(row["seeds"]) for row in rows})
     seeds = f"{counts[0]} seed{'s' * (counts[-1] > 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
@@ -184,5 +255,5 @@ def conditions(rows: list[Row]) -> str:
     return f"{seeds.capitalize()}; precision {precision}; {hardware}.{stand_in}"
 
 
-def _percent(fraction: str) -> str:
-    return f"{100 * float(fraction):.2f}"
+def _once(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))

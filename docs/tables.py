@@ -1,43 +1,61 @@
-"""Write the tables of results into README.md: ``uv run python docs/tables.py``.
+"""Write generated tables into README.md and the pages: ``uv run python docs/tables.py``.
 
-``<!-- table:hattnet hattnet/table1 accuracy -->`` stands before a table of results/hattnet.csv, ``<!-- /table -->``
-after it.
+A table stands between two marks, so that it can be read in the repository as well::
+
+    <!-- table:hattnet hattnet/table1 accuracy -->   <!-- /table -->      a metric of a table of results/hattnet.csv
+    <!-- keys:foveal.recipe.Train -->                <!-- /keys -->       keys of a dataclass, from its docstring
+    <!-- keys:optimisers -->                         <!-- /keys -->       further lists of docs/listings.py: schedules,
+                                                                         averages, tasks, data
+    <!-- datasets -->                                <!-- /datasets -->   what is registered
+    <!-- models -->                                  <!-- /models -->
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
-from expected import TABLES
-from result_tables import MISSING, RESULTS, ROOT, block, read
+import listings
+from result_tables import MISSING, RESULTS, ROOT, Table, block, read
 
-BLOCK = re.compile(r"<!-- table:(\S+) (\S+) (\S+) -->\n.*?<!-- /table -->", re.DOTALL)
-
-
-def table(found: re.Match[str]) -> str:
-    """One table between its marks."""
-    paper, name, metric = found.groups()
-    rows = [row for row in read(RESULTS / f"{paper}.csv") if (row["table"], row["metric"]) == (name, metric)]
-    about = TABLES[paper][name]
-    rows, about = [row for row in rows if row["model"] not in about.again], replace(about, models=about.once)
-    made = block(f"`{name}`: {about.about}", rows, about) if rows else f"`{name}`: {MISSING}."
-    return f"<!-- table:{paper} {name} {metric} -->\n\n{made}\n\n<!-- /table -->"
+PAGES = [ROOT / page for page in ("README.md", "docs/recipes.md", "docs/insert.md", "docs/data.md")]
+MARKED = re.compile(r"<!-- (table|keys|datasets|models)(?::([^>]+))? -->\n.*?<!-- /\1 -->", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
-    """``text`` with every marked table made anew."""
-    return BLOCK.sub(table, text)
+    """``text`` with everything between marks made anew."""
+    return MARKED.sub(_marked, text)
 
 
-def main(readme: Path = ROOT / "README.md") -> None:
-    """Rewrite the file if its tables changed."""
-    before = readme.read_text(encoding="utf-8")
-    after = rewritten(before)
-    if after != before:
-        readme.write_text(after, encoding="utf-8")
-    print(f"{readme.name}: {'tables rewritten' if after != before else 'tables are up to date'}")
+def _marked(match: re.Match[str]) -> str:
+    kind, what = match.groups()
+    mark = f"{kind}:{what}" if what else kind
+    return f"<!-- {mark} -->\n\n{generated(kind, what or '')}\n\n<!-- /{kind} -->"
+
+
+def generated(kind: str, what: str) -> str:
+    """What stands between two marks."""
+    if kind == "table":
+        return _results(*what.split())
+    if kind == "keys":
+        return listings.keys_of(what)
+    return listings.datasets() if kind == "datasets" else listings.models()
+
+
+def _results(paper: str, name: str, metric: str) -> str:
+    table = Table.of(name, read(RESULTS / f"{paper}.csv"), again=False)
+    measured = any(row["metric"] == metric for row in table.rows)
+    return block(table.title, table, metric) if measured else f"`{name}`: {MISSING}."
+
+
+def main(pages: list[Path] = PAGES) -> None:
+    """Rewrite the files whose tables changed."""
+    for page in pages:
+        before = page.read_text(encoding="utf-8")
+        after = rewritten(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+        print(f"{page.name}: {'tables rewritten' if after != before else 'tables are up to date'}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import timm
 
 from foveal.data import dataset
-from foveal.data.reference import ReferenceOptions
+from foveal.data.embedded.reference import ReferenceOptions
 from foveal.errors import UnknownNameError, UserError
 from foveal.models import create_model, registry
 from foveal.recipe import VERSION, Loss, Optim, Published, Recipe, Train, available, load

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from foveal import attention, data, measure, models, see, supervise, tasks
     from foveal.attention.class_maps.cam import cam
     from foveal.attention.insertion.dry_run import sites
-    from foveal.attention.insertion.inserting import insert
+    from foveal.attention.insertion.insert import insert
     from foveal.attention.insertion.registry import mechanisms, register_mechanism
-    from foveal.attention.records.record import AttentionRecord, watch
+    from foveal.attention.records.record import AttentionRecord
+    from foveal.attention.records.watch import watch
     from foveal.models import create_model, list_models
 
 __version__ = "0.1.0"

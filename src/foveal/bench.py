@@ -1,15 +1,17 @@
-"""What the benchmarks share: time and memory of a function, and rows of results in a file."""
+"""What the benchmarks share: time and memory of a function, and rows of results in a CSV file."""
 
 from __future__ import annotations
 
 import csv
 import gc
-import statistics
-import time
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch.utils.benchmark import Timer
+
+from foveal.compat import clear_cublas_workspaces
 
 
 def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3, *, graph: bool = True) -> float:
@@ -17,48 +19,22 @@ def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3,
 
     Args:
         run: what to time; it has been run before.
-        device: where it works.
+        device: where it runs.
         seconds: how long to repeat it; on a CPU five times as long.
-        graph: on a GPU record a CUDA graph and time its replay, so that the device's work counts and not the time that
-            Python takes to launch it.
+        graph: on a GPU capture a CUDA graph and time its replay, so that only the device's work counts and not the
+            launch overhead of Python.
     """
-    times: list[float] = []
-    if device.type != "cuda":
-        until = time.perf_counter() + 5 * seconds
-        while len(times) < 5 or time.perf_counter() < until:
-            start = time.perf_counter()
-            run()
-            times.append(1e3 * (time.perf_counter() - start))
-        return statistics.median(times)
-    if graph:
-        run = recorded(run)
-    until = time.perf_counter() + seconds
-    while len(times) < 10 or time.perf_counter() < until:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    if device.type == "cuda" and graph and importlib.util.find_spec("triton") is not None:
+        from triton.testing import do_bench_cudagraph
 
-
-def recorded(run: Callable[[], object]) -> Callable[[], object]:
-    """``run`` as a CUDA graph that can be replayed."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):  # where what is left from earlier runs does not get in the way of recording
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+        return do_bench_cudagraph(run, rep=100 * seconds, return_mode="median")  # replayed ten times
+    timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+    repeats = timer.blocked_autorange(min_run_time=seconds if device.type == "cuda" else 5 * seconds)
+    return 1e3 * repeats.median
 
 
 def peak(run: Callable[[], object], *, above: bool = False) -> float:
-    """Most memory in MiB that a GPU holds while it does ``run``; ``above`` what it holds already, if you like."""
+    """Peak memory in MiB that a GPU holds during ``run``; with ``above``, only what exceeds the memory held before."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -69,16 +45,16 @@ def peak(run: Callable[[], object], *, above: bool = False) -> float:
 
 
 def cleared() -> float:
-    """Let go of what earlier measurements left on a GPU; MiB that it holds all the same, none without one."""
+    """Free what earlier measurements left on the GPU; returns the MiB that it still holds, 0 without a GPU."""
     gc.collect()
     if not torch.cuda.is_available():
         return 0.0
-    torch._C._cuda_clearCublasWorkspaces()  # one of 32 MiB for every stream that ever multiplied matrices
+    clear_cublas_workspaces()
     return torch.cuda.memory_allocated() / 2**20
 
 
 def hardware(device: torch.device) -> str:
-    """What a figure was measured on."""
+    """Name of the hardware that a number was measured on."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads"

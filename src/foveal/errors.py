@@ -30,6 +30,10 @@ class InterruptedRunError(RunError):
     """The user stopped a run; it can be resumed."""
 
 
+class RenamedWarning(UserWarning):
+    """A former name was used; the message says the present one."""
+
+
 class TrainingError(RuntimeError):
     """Training itself went wrong; the message says how far it got and how to go on."""
 

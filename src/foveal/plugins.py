@@ -1,14 +1,20 @@
-"""Modules of your own that register mechanisms, datasets or models: ``FOVEAL_PLUGINS=one,another``."""
+"""Code of your own that registers tasks, datasets, models, mechanisms, losses or metrics.
+
+Two ways to be found: ``FOVEAL_PLUGINS=one,another`` names modules, which may lie in the current folder; an installed
+package names its modules as entry points of the group ``foveal``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
+from importlib import metadata
 from types import ModuleType
 
 from foveal.errors import UserError
 
+GROUP = "foveal"
 _loaded = False
 
 
@@ -19,14 +25,29 @@ def own_module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
+def plugin_names() -> list[str]:
+    """The modules that ``FOVEAL_PLUGINS`` names."""
+    return [name for name in map(str.strip, os.environ.get("FOVEAL_PLUGINS", "").split(",")) if name]
+
+
 def load_plugins() -> None:
-    """Import what ``FOVEAL_PLUGINS`` names, once."""
+    """Import the modules of ``FOVEAL_PLUGINS`` and the entry points of the group ``foveal``, once."""
     global _loaded
     if _loaded:
         return
-    for name in filter(None, map(str.strip, os.environ.get("FOVEAL_PLUGINS", "").split(","))):
-        try:
-            own_module(name)
-        except Exception as error:
-            raise UserError(f"FOVEAL_PLUGINS: {name} cannot be imported: {error}") from error
     _loaded = True
+    try:
+        for name in plugin_names():
+            _load(f"FOVEAL_PLUGINS: {name}", lambda name=name: own_module(name))  # type: ignore[misc]
+        for point in metadata.entry_points(group=GROUP):
+            _load(f"the entry point {point.name} = {point.value}", point.load)
+    except UserError:
+        _loaded = False  # so that the next call says it again
+        raise
+
+
+def _load(source: str, load: object) -> None:
+    try:
+        load()  # type: ignore[operator]
+    except Exception as error:
+        raise UserError(f"{source} cannot be imported: {error}") from error

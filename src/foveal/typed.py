@@ -17,11 +17,11 @@ from foveal.errors import UserError, unknown
 def parse(kind: type, raw: Any, where: str) -> Any:
     """Build the dataclass ``kind`` from plain data, naming the key of whatever does not fit.
 
-    >>> from foveal.recipe import Optim
-    >>> parse(Optim, {"lr": "fast"}, "optim")
+    >>> from foveal.recipe import Train
+    >>> parse(Train, {"epochs": "many"}, "train")
     Traceback (most recent call last):
     ...
-    foveal.errors.UserError: optim.lr: expected a number, got 'fast'
+    foveal.errors.UserError: train.epochs: expected a whole number, got 'many'
     """
     if not isinstance(raw, Mapping):
         raise UserError(f"{where or 'recipe'}: expected a section with keys, got {raw!r}")
@@ -52,7 +52,15 @@ def join(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-_SAID = {
+def check_least(section: Any, where: str, **least: float) -> None:
+    """Raise unless each named number of a section is at least its bound; None is no number."""
+    for name, bound in least.items():
+        value = getattr(section, name)
+        if value is not None and not value >= bound:
+            raise UserError(f"{join(where, name)}: expected at least {bound}, got {value:g}")
+
+
+_EXPECTED = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -77,6 +85,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return plain
     if origin is tuple:
         return _convert_tuple(args, value, where)
+    if origin is dict and isinstance(value, Mapping):
+        return {convert(args[0], k, where): convert(args[1], v, join(where, str(k))) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     plain_type = origin or hint
@@ -91,7 +101,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
             value = float(value)
     fits = isinstance(value, plain_type) or (plain_type is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and plain_type is not bool):
-        raise UserError(f"{where}: expected {_SAID.get(plain_type, plain_type)}, got {value!r}")
+        raise UserError(f"{where}: expected {_EXPECTED.get(plain_type, plain_type)}, got {value!r}")
     return float(value) if plain_type is float else value
 
 

@@ -11,7 +11,7 @@ import foveal
 from foveal.attention import AWConv2d, KernelAttention
 from foveal.attention.aw import expand
 from foveal.errors import UserError
-from foveal.kernels.aw.operator import conv_per_sample
+from foveal.kernels.aw.plain import conv_per_sample
 
 CONVS = {
     "3x3": {"kernel_size": 3, "padding": 1},

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foveal.kernels.second_order.conv_pool import conv_pool
+from foveal.kernels.conv_pool import conv_pool
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -13,8 +13,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import foveal
-from foveal.data.images import ImageData
-from foveal.data.lists import VOC_CLASSES
+from foveal.data.images.classification import ImageData
+from foveal.data.formats.voc import VOC_CLASSES
 from foveal.errors import DivergedError, UserError
 from foveal.measure import attention_map, mean_average_precision
 from foveal.models.registry import any_model

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from small_genome import write
 
 from foveal.attention.records.record import watch
-from foveal.data.attributes import VisualGenomeData, VisualGenomeOptions
+from foveal.data.formats.visual_genome.source import VisualGenomeData, VisualGenomeOptions
 from foveal.errors import UserError
 from foveal.measure import weighted_average_precision
 from foveal.models.attribute import vgg16_features

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tiny import hears_ctrl_c, write_recipe
 from torch.nn.utils import get_total_norm
 
-from foveal.data.scenes import Scenes
+from foveal.data.embedded.scenes import Scenes
 from foveal.errors import DivergedError, InterruptedRunError, RunError, UserError
 from foveal.files import writing
 from foveal.recipe import load

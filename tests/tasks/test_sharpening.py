@@ -12,7 +12,7 @@ from torch import nn
 import foveal
 from foveal.attention.class_maps.taps import Taps
 from foveal.cli import _show_result
-from foveal.data.lists import VOC_CLASSES
+from foveal.data.formats.voc import VOC_CLASSES
 from foveal.errors import UserError
 from foveal.measure import (
     attention_map,

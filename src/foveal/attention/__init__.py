@@ -1,14 +1,17 @@
-"""INSERT: one attention mechanism a file, insertion into live models, and the records of what attention did."""
+"""INSERT: one attention mechanism a file, insertion into live models, and records of what attention did."""
 
 from foveal.attention.aw import AWConv2d, KernelAttention
 from foveal.attention.cbam import CBAM
 from foveal.attention.class_maps.cam import cam, class_attention
 from foveal.attention.focused import FocusedAttention
+from foveal.attention.insertion.attached import reattach
 from foveal.attention.insertion.dry_run import Site, sites
-from foveal.attention.insertion.inserting import Insertion, insert
+from foveal.attention.insertion.insert import Insertion, insert
 from foveal.attention.insertion.registry import Gate, Kernel, mechanisms, register_mechanism
 from foveal.attention.progressive import ProgressiveGate
-from foveal.attention.records.record import Attends, AttentionRecord, watch
+from foveal.attention.records.dot_product import DotProduct
+from foveal.attention.records.record import Attends, AttentionRecord, LazyValues
+from foveal.attention.records.watch import watch
 from foveal.attention.se import SqueezeExcite
 
 __all__ = [
@@ -16,11 +19,13 @@ __all__ = [
     "AWConv2d",
     "Attends",
     "AttentionRecord",
+    "DotProduct",
     "FocusedAttention",
     "Gate",
     "Insertion",
     "Kernel",
     "KernelAttention",
+    "LazyValues",
     "ProgressiveGate",
     "Site",
     "SqueezeExcite",
@@ -28,6 +33,7 @@ __all__ = [
     "class_attention",
     "insert",
     "mechanisms",
+    "reattach",
     "register_mechanism",
     "sites",
     "watch",

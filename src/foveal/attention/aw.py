@@ -23,14 +23,8 @@ from torch import Tensor, nn
 from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
 from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw.operator import (
-    conv_by_products,
-    conv_by_taps,
-    conv_per_sample,
-    fusable,
-    fused_conv,
-    once_will_do,
-)
+from foveal.kernels.aw.fused import fusable, fused_conv
+from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
 from foveal.kernels.aw.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
@@ -249,7 +243,7 @@ class KernelAttention(Kernel):
             return "taps"  # leaves the size of the batch open
         if len(x) == 0:
             return "taps"
-        once = once_will_do()
+        once = first_order_suffices()
         if once and fusable(x, weight, how["stride"], how["dilation"], conv.groups):
             return "fused"
         if self.path == "fused" and once:

@@ -2,12 +2,12 @@
 
 Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https://arxiv.org/abs/1905.11498).
 
-Entities are region proposals of a picture or words of a sentence. One matrix of affinities feeds two softmaxes: that of
-each row, which aggregates the features of all entities, and that of the whole matrix, on which
-:func:`foveal.supervise.center_mass_loss` works.
+Entities are region proposals of an image or words of a sentence. One matrix of affinities feeds two softmaxes: one of
+each row, which aggregates the features of all entities, and one of the whole matrix, which
+:func:`foveal.supervise.center_mass_loss` supervises.
 
 Departures: the paper has one head and does not say whether the projections have a bias (here they have none). With
-several heads each aggregates its own slice of the channels, and the affinities that are supervised are their mean.
+several heads, each aggregates its own slice of the channels, and the mean of their affinities is supervised.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 
 
 class FocusedAttention(Attends):
-    """Let every entity gather the features of the entities it is related to.
+    """Every entity aggregates the features of the entities it is related to.
 
     With f the features of entity m or n::
 
         ω_mn = <W_K f_m, W_Q f_n> / √d;   f'_m = Σ_n softmax_n(ω_mn) f_n
 
-    The features are aggregated as they are: there is neither a value nor an output projection. The entity that gathers
-    goes through W_K, as the paper writes it, though other attention calls that side the query.
+    The features are aggregated as they are: there is neither a value nor an output projection. The entity that
+    aggregates goes through W_K, as in the paper, though other attention calls that side the query.
 
     Args:
         channels: channels C of the features.
@@ -66,7 +67,7 @@ class FocusedAttention(Attends):
 
     @property
     def scale(self) -> float:
-        """Of the product of the two :meth:`sides`, so that it is the mean of the heads' affinities."""
+        """Scale of the product of the two :meth:`sides`, which makes it the mean of the heads' affinities."""
         return self.key_channels**-0.5 / self.heads
 
     def sides(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ class FocusedAttention(Attends):
         Args:
             features: (B, N, C), or (..., N, C) for graphs that are batched in another way.
             mask: bool (B, N), true for real entities and false for padding; all are real if left out.
-            need_logits: without them, and while nobody watches, no matrix of pairs is stored.
+            need_logits: whether to return the logits; without them no matrix of pairs is built.
 
         Returns:
             aggregated (B, N, C), zero for padding, and the logits ω (B, N, N), the mean over heads, minus infinity
@@ -95,27 +96,34 @@ class FocusedAttention(Attends):
             raise UserError(f"features must be (..., N, {self.channels}), got {tuple(features.shape)}")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != features.shape[:-1]):
             raise UserError(f"mask must be bool {tuple(features.shape[:-1])}, got {mask.dtype} {tuple(mask.shape)}")
-        mine, others = (self._split(side) for side in self.sides(features))
+        rows, columns = (self._split(side) for side in self.sides(features))
         values = self._split(features)
-        if not need_logits and not self.watchers:
-            # A row of nothing but padding attends to all of it, and is zeroed after.
-            kept = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[..., None, None, :]
-            gathered = F.scaled_dot_product_attention(mine, others, values.to(mine.dtype), kept)
+        self._note(rows, columns, mask)
+        if not need_logits:
+            # A row of nothing but padding attends to all of it, and is set to zero afterwards.
+            keys = None if mask is None else (mask | ~mask.any(-1, keepdim=True))[..., None, None, :]
+            gathered = F.scaled_dot_product_attention(rows, columns, values.to(rows.dtype), keys)
             return self._joined(gathered, mask), None
-        logits = (mine @ others.mT) * self.key_channels**-0.5  # (..., heads, N, N)
+        logits = (rows @ columns.mT) * self.key_channels**-0.5  # (..., heads, N, N)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        # Finite, so that a row of nothing but padding has no NaN; beside any other logit its weight is zero.
-        least = torch.finfo(logits.dtype).min
-        columns = logits if mask is None else logits.masked_fill(~mask[..., None, None, :], least)
-        weights = columns.softmax(-1)
-        if mask is not None:
-            weights = weights * mask[..., None, :, None]
-        self.note(weights.squeeze(-3))
+        # Finite, so that a row of nothing but padding has no NaN; next to any other logit its weight is zero.
+        lowest = torch.finfo(logits.dtype).min
+        masked = logits if mask is None else logits.masked_fill(~mask[..., None, None, :], lowest)
+        weights = masked.softmax(-1)
         gathered = weights.to(values.dtype) @ values
         logits = logits.mean(-3)
         if mask is not None:
             logits = logits.masked_fill(~(mask[..., :, None] & mask[..., None, :]), -torch.inf)
         return self._joined(gathered, mask), logits
+
+    def _note(self, rows: Tensor, columns: Tensor, mask: Tensor | None) -> None:
+        """Keep both sides, (..., heads, N, d), for whoever watches."""
+        if not self.watchers:
+            return
+        if self.heads == 1:
+            rows, columns = rows.squeeze(-3), columns.squeeze(-3)
+        scale, several = self.key_channels**-0.5, self.heads > 1
+        self.note(DotProduct(rows, columns, mask, scale=scale, heads=several, mean_heads=several))
 
     def _split(self, side: Tensor) -> Tensor:
         """(..., N, heads · d) to (..., heads, N, d)."""

@@ -1,18 +1,9 @@
-"""Real datasets in their official formats, and embedded ones that need no download."""
+"""Real datasets in their official formats, and embedded ones that need no download.
 
-from foveal.data import attributes, classification, confusion, reference, texts
-from foveal.data.registry import Entry, Source, data_root, dataset, datasets, register_data
+A dataset registers itself in the file that reads or generates it, below ``formats`` or ``embedded``.
+"""
 
-__all__ = [
-    "Entry",
-    "Source",
-    "attributes",
-    "classification",
-    "confusion",
-    "data_root",
-    "dataset",
-    "datasets",
-    "reference",
-    "register_data",
-    "texts",
-]
+from foveal.data.place import Place, data_root
+from foveal.data.registry import Entry, Source, dataset, datasets, register_data
+
+__all__ = ["Entry", "Place", "Source", "data_root", "dataset", "datasets", "register_data"]

@@ -1,4 +1,4 @@
-"""Which samples make up each batch, and reading them in worker processes."""
+"""Batches of one epoch: an order of the samples, and a function that gathers those of one batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 
 from foveal.errors import DataError, UserError
+
+Batch = dict[str, Tensor]
+Gather = Callable[[Tensor], Batch]
+"""Makes a batch of the samples with these numbers, int64 (N,)."""
+
+CPU = torch.device("cpu")
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -18,35 +24,38 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return seed * 100_003 + epoch
 
 
-class EpochBatches(Sampler[list[int]]):
-    """Which samples are in each batch of one epoch and process.
+class EpochBatches(Sampler[Tensor]):
+    """The numbers of the samples in each batch of one epoch and process.
 
     Args:
         count: how many samples there are.
-        batch: samples a batch and process.
+        batch: samples per batch and process.
         shuffle: seed of this epoch's order, whose incomplete last batch is dropped; None for the order of the samples,
             each of them exactly once.
         rank, world: this process and the number of processes. Process r takes the r-th piece of every global batch, so
             that ``world`` processes see at each step what one process with a ``world`` times larger batch would see.
 
-    >>> [list(EpochBatches(7, 2, rank=rank, world=2)) for rank in range(2)]
+    >>> [[batch.tolist() for batch in EpochBatches(7, 2, rank=rank, world=2)] for rank in range(2)]
     [[[0, 1], [4, 5]], [[2, 3], [6]]]
     """
 
     def __init__(self, count: int, batch: int, shuffle: int | None = None, rank: int = 0, world: int = 1) -> None:
         self.count, self.batch, self.shuffle, self.rank, self.world = count, batch, shuffle, rank, world
         if shuffle is not None and count < batch * world:
-            raise UserError(f"{count} training samples do not fill one batch of {batch} × {world} process(es)")
+            raise UserError(
+                f"{count} training samples do not fill one batch of {batch} × {world} process(es); use a smaller "
+                "train.batch"
+            )
 
     def __len__(self) -> int:
-        whole, rest = divmod(self.count, self.batch * self.world)
-        return whole + (self.shuffle is None and rest > self.rank * self.batch)
+        full, rest = divmod(self.count, self.batch * self.world)
+        return full + (self.shuffle is None and rest > self.rank * self.batch)
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return (numbers.tolist() for numbers in self.on(torch.device("cpu")))
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.on(CPU)
 
     def on(self, device: torch.device) -> Iterator[Tensor]:
-        """The same numbers as tensors; they go to ``device`` once, for a copy at every step would make it wait."""
+        """The same on ``device``: the whole order is copied once, because a copy at every step would make it wait."""
         order = torch.arange(self.count)
         if self.shuffle is not None:
             order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self.shuffle))
@@ -56,47 +65,67 @@ class EpochBatches(Sampler[list[int]]):
             yield order[begin : begin + self.batch]
 
 
-class Batches(DataLoader[dict[str, Any]]):
-    """A DataLoader whose workers report a damaged image in one line, not in a traceback of their own."""
-
-    def __iter__(self) -> Any:
-        try:
-            yield from super().__iter__()
-        except DataError as error:
-            raise DataError(str(error).strip().split("\n")[-1].removeprefix("foveal.errors.DataError: ")) from error
-
-
-def read_batches(
-    data: Dataset[dict[str, Any]],
-    batch: int,
-    *,
-    shuffle: int | None,
-    rank: int,
-    world: int,
-    workers: int,
-    device: torch.device,
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> Batches:
-    """Batches of one epoch that ``workers`` processes read, in pinned memory if they go to a GPU.
+class Batches:
+    """Batches of one epoch.
 
     Args:
-        data: has a length and gives one sample by number.
-        batch: as in :class:`EpochBatches`.
-        shuffle: the same.
-        rank: the same.
-        world: the same.
-        workers: processes that read samples; 0 to read them in this one.
-        device: where the batches will go; they are not moved here.
-        collate: makes a batch of samples; None to stack what they hold.
+        order: which samples are in each batch.
+        gather: makes a batch.
+        device: where the training is. Without ``workers`` that is where ``gather`` gets its numbers.
+        workers: processes that call ``gather`` on the CPU, 0 for this one; batches that go to a GPU are then in pinned
+            memory. None if the samples lie on the device already, so that gathering is indexing.
     """
-    return Batches(
-        data,
-        batch_sampler=EpochBatches(len(data), batch, shuffle, rank, world),  # type: ignore[arg-type]
-        num_workers=workers,
-        # Processes that were spawned, such as those of `foveal reproduce --jobs`, would spawn these too, and each would
-        # import everything anew, one after the other.
-        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
-        collate_fn=collate,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # of the workers' seeds; the training's own numbers stay as they are
-    )
+
+    def __init__(
+        self, order: EpochBatches, gather: Gather, device: torch.device, *, workers: int | None = None
+    ) -> None:
+        self.order, self.gather, self.device, self.workers = order, gather, device, workers
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.workers is None:
+            return map(self.gather, self.order.on(self.device))
+        return self._read(self.workers)
+
+    def _read(self, workers: int) -> Iterator[Batch]:
+        try:
+            yield from self.dataloader(workers)
+        except DataError as error:  # in one line, without the traceback of a worker
+            raise DataError(str(error).strip().split("\n")[-1].removeprefix("foveal.errors.DataError: ")) from error
+
+    def dataloader(self, workers: int) -> DataLoader[Batch]:
+        """A DataLoader whose ``workers`` gather whole batches."""
+        return DataLoader(
+            _Gathered(self.gather),
+            batch_size=None,  # the sampler gives whole batches
+            sampler=self.order,
+            num_workers=workers,
+            # A spawned process, such as one of `foveal reproduce --jobs`, would spawn these too, and each would import
+            # everything anew, one after the other.
+            multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # of the workers' seeds; the training's own random numbers stay as they are
+        )
+
+
+class _Gathered(Dataset[Batch]):
+    """What the DataLoader calls a dataset: its items are whole batches."""
+
+    def __init__(self, gather: Gather) -> None:
+        self.gather = gather
+
+    def __getitem__(self, index: Any) -> Batch:
+        return self.gather(index)
+
+
+class Collated:
+    """Gathers the samples of a dataset one by one, and stacks what they hold."""
+
+    def __init__(self, data: Dataset[dict[str, Any]]) -> None:
+        self.data = data
+
+    def __call__(self, index: Tensor) -> Batch:
+        """The samples with these numbers as one batch."""
+        return default_collate([self.data[n] for n in index.tolist()])

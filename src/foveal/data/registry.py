@@ -1,8 +1,7 @@
-"""Names of datasets, where their files are expected and how to get them."""
+"""Datasets by name, and what every source of data offers."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +9,38 @@ from typing import Any, Protocol
 
 import torch
 
-from foveal.errors import DataError, unknown
-from foveal.plugins import load_plugins
+from foveal import registry
+from foveal.data.place import Place, Status, status
 
 
 class Source(Protocol):
-    """What a task needs to know of a dataset."""
+    """What every task may ask of a dataset.
+
+    Attributes:
+        name: as in a recipe's ``data.name``.
+        title: what people call it, such as "VOC 2012"; for a folder of the user's own, the name of that folder.
+        embedded: whether it needs no download.
+        root: the folder of real datasets, or None.
+    """
 
     name: str
-    queries: list[str]
-    answers: list[str]
-    multilabel: bool
+    title: str
     embedded: bool
+    root: Path | None
 
     def describe(self) -> str:
         """One line on what the data is."""
+
+    def about(self) -> dict[str, Any]:
+        """Plain values (JSON) that a trained model and its report need when the data is no longer there.
+
+        - ``answers``: names of the classes, and ``multilabel``: whether several hold at once;
+        - ``queries``: what can be asked about, where there is such a thing;
+        - ``size``: side of the images, and ``view``: how an image file is brought to that size;
+        - ``question``: for a person, perhaps with ``{query}`` in it, and ``asked``: the same to follow "asked for";
+        - ``colours``: "#rrggbb" of every answer, only where the answers are colours;
+        - ``vocabulary`` and ``form``, for texts.
+        """
 
     def loader(
         self,
@@ -36,8 +52,12 @@ class Source(Protocol):
         rank: int = 0,
         world: int = 1,
         device: torch.device,
+        masks: bool = False,
     ) -> Iterable[dict[str, torch.Tensor]]:
-        """Batches of ``split`` for one epoch; ``len()`` of it is the number of batches."""
+        """Batches of ``split`` for one epoch; ``len()`` of it is the number of batches.
+
+        With ``masks`` every batch has ``mask`` bool (N, H, W), where the object is; an error if the dataset has none.
+        """
 
 
 @dataclass(frozen=True)
@@ -49,54 +69,30 @@ class Entry:
         summary: one line.
         options: the dataclass that a recipe's ``data`` section fills in.
         build: ``build(options, root)`` makes the source; ``root`` is the folder of real datasets or None.
-        expected: files or folders below that root that must be there, in the plain case.
-        how: where to get them.
+        place: where its files are; None if it needs none.
     """
 
     name: str
     summary: str
     options: type
     build: Callable[[Any, Path | None], Source]
-    expected: tuple[str, ...] = ()
-    how: str = ""
+    place: Place | None = None
 
-    def missing(self, root: Path | None) -> list[str]:
-        """Expected files that are not below ``root``; a trailing ``*`` stands for any ending."""
-        if root is None:
-            return list(self.expected)
-        return [e for e in self.expected if not any(root.glob(e))]
+    def status(self, root: Path | None) -> Status:
+        """What training would find below ``root``."""
+        return status(self, root)
 
 
-_ENTRIES: dict[str, Entry] = {}
-
-
-def register_data(entry: Entry) -> None:
+def register_data(entry: Entry) -> Entry:
     """Make a dataset known to recipes and to ``foveal data``."""
-    _ENTRIES[entry.name] = entry
+    return registry.datasets.register(entry.name, entry)
 
 
 def datasets() -> dict[str, Entry]:
     """All datasets by name."""
-    load_plugins()
-    return dict(_ENTRIES)
+    return registry.datasets.items()
 
 
 def dataset(name: str) -> Entry:
     """The dataset called ``name``."""
-    known = datasets()
-    if name not in known:
-        raise unknown("dataset", name, known)
-    return known[name]
-
-
-def data_root(given: str | Path | None = None) -> Path | None:
-    """The folder of real datasets: ``given``, else ``FOVEAL_DATA``, else None."""
-    chosen = given or os.environ.get("FOVEAL_DATA")
-    if not chosen:
-        return None
-    root = Path(chosen).expanduser()
-    if not root.is_dir():
-        raise DataError(
-            f"the data folder {root} does not exist; set FOVEAL_DATA or --data to the folder with the datasets"
-        )
-    return root
+    return registry.datasets.get(name)

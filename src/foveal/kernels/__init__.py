@@ -1,6 +1,6 @@
-"""Fused GPU code for a mechanism, and the plain PyTorch reference beside it.
+"""Fused GPU kernels of foveal's operations: one folder a kernel, with the plain PyTorch form beside it.
 
-Nothing here is needed to use the rest: where Triton or an NVIDIA GPU is missing, the plain forms serve.
+The rest of foveal works without them: where Triton or an NVIDIA GPU is missing, the plain forms run.
 """
 
 from foveal.kernels.support import fused_available

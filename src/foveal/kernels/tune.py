@@ -1,4 +1,4 @@
-"""Choose the fastest way to launch a kernel, once for every shape, and remember it in the cache folder."""
+"""Choose the fastest launch configuration of a kernel, once for every shape, and keep the choice in the cache folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from foveal.errors import RunError
 from foveal.files import cache_folder, write_text
 
 C = TypeVar("C")
-REPEATS = 20
+BENCH_MS = 2  # milliseconds of launches in the CUDA graph that times a candidate
 _chosen: dict[Hashable, object] = {}
 
 
@@ -27,97 +27,86 @@ def fastest(
     device: torch.device,
     threads: int = 8,
 ) -> C:
-    """The candidate that ``launch`` runs fastest with; measured when ``key`` is first seen on this kind of GPU.
+    """The candidate that ``launch`` runs fastest with, measured when ``key`` is first seen on this type of GPU.
 
-    Candidates that do not fit the device are passed over. Without a GPU, or while a CUDA graph is being recorded,
-    nothing can be measured and the first one is taken, unless the choice was made before.
+    Candidates that do not fit the device are skipped. Without a GPU, or while a CUDA graph is being captured, nothing
+    can be measured: the first candidate is returned, unless the choice is known already.
 
     Args:
         key: what the choice depends on.
-        candidates: makes the list of them.
-        launch: runs one.
-        device: where.
-        threads: how many are compiled at a time; 1 if they choose among candidates of their own.
+        candidates: returns the list of candidates.
+        launch: runs one candidate.
+        device: where it runs.
+        threads: how many candidates are compiled in parallel; 1 if a launch itself calls :func:`fastest`.
     """
     if key in _chosen:
         return _chosen[key]  # type: ignore[return-value]
-    known = candidates()
+    options = candidates()
     if device.type != "cuda":
-        return known[0]
-    path = _file(key, known, device)
-    found = _read(path, known)
-    if found is None:
+        return options[0]
+    path = _choice_file(key, options, device)
+    choice = _read_choice(path, options)
+    if choice is None:
         if torch.cuda.is_current_stream_capturing():
-            return known[0]
-        times = [(_milliseconds(partial(launch, fit)), fit) for fit in _compiled(known, launch, device, threads)]
-        if not times:
+            return options[0]
+        compiled = _compile(options, launch, device, threads)
+        if not compiled:
             raise RuntimeError(f"no launch of {key} fits {torch.cuda.get_device_name(device)}")
-        found = min(times, key=lambda pair: pair[0])[1]
-        with contextlib.suppress(RunError):  # then it is measured again next time
-            write_text(path, str(known.index(found)))
-    _chosen[key] = found
-    return found
+        times = [(_milliseconds(partial(launch, option)), option) for option in compiled]
+        choice = min(times, key=lambda pair: pair[0])[1]
+        with contextlib.suppress(RunError):  # the cache is not writable: measured again in the next process
+            write_text(path, str(options.index(choice)))
+    _chosen[key] = choice
+    return choice
 
 
-def _file(key: Hashable, candidates: Sequence[object], device: torch.device) -> Path:
-    """Where the choice is remembered: for one kind of GPU, these versions, this code and these candidates."""
+def _choice_file(key: Hashable, options: Sequence[object], device: torch.device) -> Path:
+    """Where the choice is kept: specific to the type of GPU, the versions, the kernels' code and the candidates."""
     import triton
 
-    about = (key, list(candidates), torch.cuda.get_device_name(device), torch.__version__, triton.__version__, _code())
-    return cache_folder() / "launches" / hashlib.sha256(repr(about).encode()).hexdigest()[:24]
+    name = torch.cuda.get_device_name(device)
+    parts = (key, list(options), name, torch.__version__, triton.__version__, _code_digest())
+    return cache_folder() / "launches" / hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 @cache
-def _code() -> str:
-    """A digest of the kernels' source."""
+def _code_digest() -> str:
+    """A digest of the source of all kernels."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _read(path: Path, candidates: Sequence[C]) -> C | None:
+def _read_choice(path: Path, options: Sequence[C]) -> C | None:
     try:
-        return candidates[int(path.read_text(encoding="ascii"))]
-    except (OSError, ValueError, IndexError):  # not there, or damaged
+        return options[int(path.read_text(encoding="ascii"))]
+    except (OSError, ValueError, IndexError):  # missing or damaged
         return None
 
 
-def _compiled(
-    candidates: Sequence[C], launch: Callable[[C], object], device: torch.device, threads: int = 8
-) -> list[C]:
-    """Launch every candidate once, which compiles it, several at a time; returns those that fit the device."""
+def _compile(options: Sequence[C], launch: Callable[[C], object], device: torch.device, threads: int) -> list[C]:
+    """Launch every candidate once, which compiles it, several in parallel; returns those that fit the device."""
     from triton.runtime.errors import OutOfResources
 
-    def fitting(candidate: C) -> list[C]:
+    def try_launch(option: C) -> list[C]:
         with torch.cuda.device(device):
-            torch.cuda.synchronize()  # a new thread has no CUDA context of its own before its first call
+            torch.cuda.synchronize()  # a new thread has no CUDA context before its first call
             try:
-                launch(candidate)
+                launch(option)
             except OutOfResources:
                 return []
-        return [candidate]
+        return [option]
 
-    first = fitting(candidates[0])  # alone: it also sets up what all of them share
+    first = try_launch(options[0])  # alone: it also sets up what all candidates share
     if threads == 1:
-        return sum(map(fitting, candidates[1:]), first)
+        return sum(map(try_launch, options[1:]), first)
     with ThreadPoolExecutor(threads) as pool:
-        return sum(pool.map(fitting, candidates[1:]), first)
+        return sum(pool.map(try_launch, options[1:]), first)
 
 
 def _milliseconds(launch: Callable[[], object]) -> float:
-    """Of ``REPEATS`` launches, recorded as a graph so that the time to launch does not count."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin()
-        for _ in range(REPEATS):
-            launch()
-        graph.capture_end()
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    graph.replay()
-    begin.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end)
+    """Median time of one launch, replayed from a CUDA graph, so that the launch overhead does not count."""
+    from triton.testing import do_bench_cudagraph
+
+    return do_bench_cudagraph(launch, rep=BENCH_MS, return_mode="median")

@@ -46,7 +46,7 @@ def pooled_conv(images: Tensor, weight: Tensor) -> Tensor:
         (N, C, (H − 2) // 2, (W − 2) // 2).
     """
     if images.shape[1] <= 4 and len(weight) in (16, 32, 64) and fused_available(images.device):
-        from foveal.kernels.second_order.conv_pool import conv_pool
+        from foveal.kernels.conv_pool import conv_pool
 
         half = torch.is_autocast_enabled("cuda")
         dtype = torch.get_autocast_dtype("cuda") if half else images.dtype

@@ -1,15 +1,19 @@
 """SEE: overlays, the maps of every gate, words and their pairs, curves, and the report of a run."""
 
-from foveal.see.cards import gates_html
-from foveal.see.class_maps import TopClasses, class_maps, top_classes
-from foveal.see.curves import precision_recall, scale_accuracy, training
-from foveal.see.documents import DocumentSamples, document
-from foveal.see.gates import gates
-from foveal.see.overlay import attended, heatmap, overlay
-from foveal.see.pairs import pairs
-from foveal.see.report import report
-from foveal.see.samples import Samples
-from foveal.see.words import words
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from foveal.see.draw.class_maps import class_maps
+from foveal.see.draw.curves import precision_recall, scale_accuracy, training
+from foveal.see.draw.document import DocumentSamples, document
+from foveal.see.draw.gates import gates
+from foveal.see.draw.overlay import attended, heatmap, overlay
+from foveal.see.draw.pairs import pairs
+from foveal.see.draw.samples import Samples
+from foveal.see.draw.top_classes import TopClasses, top_classes
+from foveal.see.draw.words import words
 
 __all__ = [
     "DocumentSamples",
@@ -19,7 +23,6 @@ __all__ = [
     "class_maps",
     "document",
     "gates",
-    "gates_html",
     "heatmap",
     "overlay",
     "pairs",
@@ -30,3 +33,23 @@ __all__ = [
     "training",
     "words",
 ]
+
+
+def report(run_dir: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
+    """Write ``report.html`` for one run or many: results, pictures, curves and settings in one file.
+
+    Args:
+        run_dir: a run folder, a folder with run folders at any depth, or a list of such folders. A run folder holds
+            ``recipe.yaml``; whatever else it lacks is left out, and a run without ``result.json`` is called unfinished.
+        out: the file, or a folder for it; by default ``report.html`` in ``run_dir``, for a list in the folder that
+            holds all of them.
+
+    Returns:
+        Path of the report. It replaces an older one only when it is complete.
+
+    Raises:
+        RunError: no run is found, or the file cannot be written.
+    """
+    from foveal.tasks.report import report as assemble  # tasks bring the sections of their runs, and import this room
+
+    return assemble(run_dir, out)

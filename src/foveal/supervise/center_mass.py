@@ -8,10 +8,10 @@ With ω the affinities before any softmax and T the labelled pairs of a graph of
     M_m = Σ_n T_mn exp ω_mn / Σ_n exp ω_mn          over="row": one softmax for each row
     L = −(1 − M)^r log M                            shape="focal"
 
-log M is a difference of two log-sums, so that no softmax is stored and no logarithm sees a zero. Entities compare with
-themselves in the denominator but never count as labelled.
+log M is a difference of two log-sums, so that no softmax is stored and there is no logarithm of zero. The pair of an
+entity with itself counts in the denominator, but never as labelled.
 
-Where the paper is silent: M and L are taken per graph and averaged over the graphs that have a labelled pair; a row's
+Not in the paper: M and L are taken per graph and averaged over the graphs that have a labelled pair; a row's
 loss is averaged over the rows that have one, then over graphs.
 """
 
@@ -23,14 +23,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from foveal.attention.records.dot_product import DotProduct
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError, unknown
-from foveal.kernels.center_mass.operator import Pairs, fused, graph_mass, pair_mass
+from foveal.kernels.center_mass.log_sums import fused, graph_log_sums, row_log_sums
+from foveal.kernels.center_mass.pairs import LabelledPairs
 
 Over = Literal["matrix", "row"]
-Shape = Literal["focal", "l2", "smooth_l1"]
+LossShape = Literal["focal", "l2", "smooth_l1"]
 Related = Literal["different", "same"]
-Logits = Tensor | tuple[Tensor, Tensor]
-"""Affinities (..., N, N), or the pair (q, k), each (..., N, d), whose products they are."""
+Logits = Tensor | tuple[Tensor, Tensor] | AttentionRecord
+"""Affinities (..., N, N), or the pair (q, k), each (..., N, d), whose products they are, or a pairwise record."""
 
 
 def center_mass(
@@ -47,7 +50,8 @@ def center_mass(
     Args:
         logits: affinities before the softmax, (..., N, N), row m attending to column n. Or a pair ``(q, k)`` of
             (..., N, d) each: then ω = scale · q kᵀ, and no matrix is ever stored, neither here nor in the backward
-            pass. A logit of minus infinity is a pair that is not valid.
+            pass. Or what :func:`foveal.watch` recorded of pairwise attention: heads are then graphs of their own, over
+            which target and mask broadcast. A logit of minus infinity is a pair that is not valid.
         target: bool (..., N, N), true for the pairs that attention should rest on; its diagonal is ignored. With
             ``related``: a label for each entity, int (..., N), negative for an entity that is in no labelled pair and
             below 2³¹.
@@ -55,7 +59,7 @@ def center_mass(
         over: ``matrix``, one softmax over all pairs, or ``row``, one softmax a row.
         related: which labels make a labelled pair: ``different`` or ``same`` ones, or those that a table has, bool
             (C, C) or (..., C, C) over the labels 0 … C − 1 of row and column.
-        scale: of q kᵀ; 1/√d if left out.
+        scale: of q kᵀ, only for a pair (q, k); 1/√d if left out.
 
     Returns:
         M (...), at least float32. For ``row`` the mean over the rows that have a labelled pair. 0 for a graph without
@@ -92,13 +96,13 @@ def center_mass_loss(
     target: Tensor,
     mask: Tensor | None = None,
     over: Over = "matrix",
-    shape: Shape = "focal",
+    shape: LossShape = "focal",
     r: float = 2.0,
     *,
     related: Related | Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Loss that draws the attention of every graph onto its labelled pairs.
+    """Loss that raises the share of attention on the labelled pairs of every graph.
 
     With x = 1 − M::
 
@@ -139,7 +143,7 @@ def center_mass_loss(
     return loss.sum() / has.sum().clamp_min(1)
 
 
-def _shaped(log_mass: Tensor, shape: Shape, r: float) -> Tensor:
+def _shaped(log_mass: Tensor, shape: LossShape, r: float) -> Tensor:
     rest = -torch.expm1(log_mass)  # 1 − M
     if shape == "focal":
         # The derivative of x^r is infinite at 0 for r < 1, though that of the product is 0.
@@ -160,81 +164,128 @@ def _log_mass(
     """Log M of graphs (...) or rows (..., N), and which of them have a labelled pair; 0 for those that have none."""
     if over not in ("matrix", "row"):
         raise unknown("softmax over", str(over), ("matrix", "row"))
+    if isinstance(logits, AttentionRecord):
+        logits, target, mask, related, scale = _from_record(logits, target, mask, over, related, scale)
     batch, count, device = _sizes(logits, scale)
     pairs = _pairs(target, related, batch, count, device)
     valid = _valid(mask, batch, count, device)
     if isinstance(logits, Tensor):
-        sums = torch.stack(_masses(logits, valid, pairs)).view(2, *batch, count)
+        sums = torch.stack(_sums_of_matrix(logits, valid, pairs)).view(2, *batch, count)
     else:
-        sums = torch.stack(_pair_masses(logits, valid, pairs, scale, over))
+        sums = torch.stack(_sums_of_sides(logits, valid, pairs, scale, over))
         sums = sums.view(2, *batch, *sums.shape[2:])
     if over == "matrix" and sums.ndim == 2 + len(batch):
         sums = _log_sum(sums)
     has = sums[0] != -torch.inf
-    # Where nothing is labelled, 0 and not minus infinity: what is multiplied by zero afterwards must be finite.
+    # Without a labelled pair 0, not minus infinity: it is multiplied by zero afterwards, so it must be finite.
     labelled, everything = sums.where(has, 0)
     return (labelled - everything).clamp_max(0), has  # rounding may leave a little more than 0
 
 
 def _log_sum(values: Tensor) -> Tensor:
     """Log-sum-exp over the last dimension, whose gradient is zero, not NaN, where all values are minus infinity."""
-    nothing = values.isneginf().all(-1)
-    return values.masked_fill(nothing[..., None], 0).logsumexp(-1).masked_fill(nothing, -torch.inf)
+    empty = values.isneginf().all(-1)
+    return values.masked_fill(empty[..., None], 0).logsumexp(-1).masked_fill(empty, -torch.inf)
 
 
-def _masses(logits: Tensor, valid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Log-sums of labelled and of all valid pairs of every row, (B, N) each, from a matrix that is there anyway."""
+def _sums_of_matrix(logits: Tensor, valid: Tensor, pairs: LabelledPairs) -> tuple[Tensor, Tensor]:
+    """Log-sums of labelled and of all valid pairs of every row, (B, N) each, from the whole matrix."""
     wide = logits.reshape(-1, *logits.shape[-2:]).to(torch.promote_types(logits.dtype, torch.float32))
     wide = wide.masked_fill(~(valid[:, :, None] & valid[:, None, :]), -torch.inf)
-    labelled = wide.masked_fill(~pairs.piece(slice(None), slice(None)), -torch.inf)
+    labelled = wide.masked_fill(~pairs.block(slice(None), slice(None)), -torch.inf)
     return _log_sum(labelled), _log_sum(wide)
 
 
-def _pair_masses(
-    logits: tuple[Tensor, Tensor], valid: Tensor, pairs: Pairs, scale: float | None, over: Over
+def _sums_of_sides(
+    logits: tuple[Tensor, Tensor], valid: Tensor, pairs: LabelledPairs, scale: float | None, over: Over
 ) -> tuple[Tensor, Tensor]:
-    """The same from q and k, without a matrix; (B,) where a kernel adds up the rows of a graph as well."""
+    """The same from q and k, without a matrix; (B,) where a kernel also sums over the rows of a graph."""
     q, k = (side.reshape(-1, *side.shape[-2:]) for side in logits)
-    sums = graph_mass if over == "matrix" and fused(q, k) else pair_mass
-    return sums(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
+    log_sums = graph_log_sums if over == "matrix" and fused(q, k) else row_log_sums
+    return log_sums(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
-# What may be given ----------------------------------------------------------
+# Checks of the arguments ------------------------------------------------------------------------------------------
 
 
-def _sizes(logits: Logits, scale: float | None) -> tuple[torch.Size, int, torch.device]:
+def _from_record(
+    record: AttentionRecord,
+    target: Tensor,
+    mask: Tensor | None,
+    over: Over,
+    related: Related | Tensor | None,
+    scale: float | None,
+) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor, Tensor | None, Related | Tensor | None, float | None]:
+    """Logits, target, mask, related and scale for what a record holds; heads become one more batch dimension."""
+    if record.kind != "pairwise":
+        raise UserError(f"{record.site} is {record.kind} attention; the center-mass is of pairwise attention")
+    if scale is not None:
+        raise UserError("scale belongs to a pair (q, k); a record knows its own, leave it out")
+    if not isinstance(record.noted, DotProduct):
+        if over == "matrix":
+            raise UserError(
+                f"{record.site} recorded weights after a softmax of each row, which do not tell a softmax over the "
+                "whole matrix; use over='row', or note a foveal.attention.DotProduct of q and k in its forward"
+            )
+        weights = record.values  # their logarithm is the logits up to a constant in each row
+        positive = weights > 0
+        logits = weights.masked_fill(~positive, 1).log().masked_fill(~positive, -torch.inf)
+        return logits, *_add_heads(target, mask, related, weights.ndim - 3), None
+    attention = record.noted
+    q, k, scale = attention.affinities()
+    if q.shape[-2] != k.shape[-2]:
+        raise UserError(f"{record.site} attends from {q.shape[-2]} to {k.shape[-2]} entities; expected the same ones")
+    if attention.valid is not None:
+        mask = attention.valid if mask is None else attention.valid & mask
+    has_heads = attention.heads and not attention.mean_heads
+    return (q, k), *_add_heads(target, mask, related, q.ndim - 3 if has_heads else 0), scale
+
+
+def _add_heads(
+    target: Tensor, mask: Tensor | None, related: Related | Tensor | None, batch_dims: int
+) -> tuple[Tensor, Tensor | None, Related | Tensor | None]:
+    """Insert a dimension of heads after the ``batch_dims`` first ones, where it is missing."""
+
+    def add(tensor: Tensor, inner: int) -> Tensor:
+        return tensor.unsqueeze(-inner - 1) if inner < tensor.ndim <= batch_dims + inner else tensor
+
+    target = add(target, 2 if related is None else 1)
+    return target, None if mask is None else add(mask, 1), add(related, 2) if isinstance(related, Tensor) else related
+
+
+def _sizes(logits: Tensor | tuple[Tensor, Tensor], scale: float | None) -> tuple[torch.Size, int, torch.device]:
     """Batch shape, number of entities and device."""
     if isinstance(logits, Tensor):
         if scale is not None:
             raise UserError("scale belongs to a pair (q, k); logits are scaled already, leave it out")
         if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or not logits.shape[-1]:
-            raise UserError(f"logits must be (..., N, N), one row and column an entity, got {_said(logits)}")
+            raise UserError(f"logits must be (..., N, N), one row and column an entity, got {_shape(logits)}")
         if not logits.is_floating_point():
             raise UserError(f"logits must be floating point, got {logits.dtype}")
         return logits.shape[:-2], logits.shape[-1], logits.device
     if not (isinstance(logits, tuple | list) and len(logits) == 2 and all(isinstance(x, Tensor) for x in logits)):
-        raise UserError("logits must be a tensor (..., N, N) or a pair (q, k) of tensors (..., N, d)")
+        raise UserError("logits must be a tensor (..., N, N), a pair (q, k) of tensors (..., N, d) or a record")
     q, k = logits
     if q.ndim < 2 or q.shape != k.shape or 0 in q.shape[-2:] or not q.is_floating_point():
-        raise UserError(f"q and k must be floating point (..., N, d) of one shape, got {_said(q)} and {_said(k)}")
+        raise UserError(f"q and k must be floating point (..., N, d) of one shape, got {_shape(q)} and {_shape(k)}")
     return q.shape[:-2], q.shape[-2], q.device
 
 
 def _pairs(
     target: Tensor, related: Related | Tensor | None, batch: torch.Size, count: int, device: torch.device
-) -> Pairs:
-    for name, given in (("target", target), ("related", related)):
-        if not isinstance(given, Tensor) and (name == "target" or not isinstance(given, str | None)):
-            raise UserError(f"{name} must be a tensor, got {type(given).__name__}")
+) -> LabelledPairs:
+    for name, value in (("target", target), ("related", related)):
+        if not isinstance(value, Tensor) and (name == "target" or not isinstance(value, str | None)):
+            raise UserError(f"{name} must be a tensor, got {type(value).__name__}")
     if related is None:
         if target.dtype != torch.bool:
             raise UserError(
-                f"target must be bool (..., N, N), got {target.dtype} {_said(target)}; compare it first, for example "
-                "target > 0. For one label an entity also say which labels are related, for example related='different'"
+                f"target must be bool (..., N, N), got {target.dtype} {_shape(target)}; compare it first, for example "
+                "target > 0. For one label an entity, also give related, for example related='different'"
             )
         outer = _outer(target, "target", (count, count), batch)
         owner = torch.arange(math.prod(outer), device=device).view(outer).expand(batch).reshape(-1)
-        return Pairs("pairs", target.reshape(-1, count, count), owner)
+        return LabelledPairs("pairs", target.reshape(-1, count, count), owner)
     if target.dtype.is_floating_point or target.dtype == torch.bool:
         raise UserError(f"with related, target must hold an integer label for each entity, got {target.dtype}")
     _outer(target, "target", (count,), batch)
@@ -243,21 +294,21 @@ def _pairs(
     if isinstance(related, str):
         if related not in ("different", "same"):
             raise unknown("relation", related, ("different", "same"))
-        return Pairs(related, labels, owner)
+        return LabelledPairs(related, labels, owner)
     if related.dtype != torch.bool or related.ndim < 2 or related.shape[-1] != related.shape[-2]:
-        raise UserError(f"related must be 'different', 'same' or a bool table (..., C, C), got {_said(related)}")
+        raise UserError(f"related must be 'different', 'same' or a bool table (..., C, C), got {_shape(related)}")
     _outer(related, "related", tuple(related.shape[-2:]), batch)
     table = related.expand(*batch, *related.shape[-2:]).reshape(-1, *related.shape[-2:])
-    return Pairs("table", labels, owner, table)
+    return LabelledPairs("table", labels, owner, table)
 
 
-def _outer(given: Tensor, name: str, inner: tuple[int, ...], batch: torch.Size) -> torch.Size:
-    """Batch shape of ``given``, which must broadcast to that of the logits."""
-    outer = given.shape[: max(0, given.ndim - len(inner))]
+def _outer(tensor: Tensor, name: str, inner: tuple[int, ...], batch: torch.Size) -> torch.Size:
+    """Batch shape of ``tensor``, which must broadcast to that of the logits."""
+    outer = tensor.shape[: max(0, tensor.ndim - len(inner))]
     fits = len(outer) <= len(batch) and all(a in (1, b) for a, b in zip(reversed(outer), reversed(batch), strict=False))
-    if given.shape[len(outer) :] != inner or not fits:
+    if tensor.shape[len(outer) :] != inner or not fits:
         expected = (*batch, *inner)
-        raise UserError(f"{name} {_said(given)} does not fit the logits; expected {expected} or what broadcasts to it")
+        raise UserError(f"{name} {_shape(tensor)} does not fit the logits; expected {expected} or broadcastable to it")
     return outer
 
 
@@ -271,5 +322,5 @@ def _valid(mask: Tensor | None, batch: torch.Size, count: int, device: torch.dev
     return mask.expand(*batch, count).reshape(-1, count)
 
 
-def _said(tensor: Tensor) -> str:
+def _shape(tensor: Tensor) -> str:
     return str(tuple(tensor.shape))

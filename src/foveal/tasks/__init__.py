@@ -1,8 +1,19 @@
-"""One LightningModule per task, and everything around a run: folders, checkpoints, progress, resuming."""
+"""One folder a task, and everything around a run: training, resuming, testing, predicting, reporting."""
 
-from foveal.tasks.classify import Classify
-from foveal.tasks.document import Document
-from foveal.tasks.refer import Refer
-from foveal.tasks.run import evaluate, fit
+from foveal.tasks.base import Task
+from foveal.tasks.prediction import Prediction, Trained, predict
+from foveal.tasks.registry import register_task
+from foveal.tasks.results import Results
+from foveal.tasks.train import evaluate, fit, load_model
 
-__all__ = ["Classify", "Document", "Refer", "evaluate", "fit"]
+__all__ = [
+    "Prediction",
+    "Results",
+    "Task",
+    "Trained",
+    "evaluate",
+    "fit",
+    "load_model",
+    "predict",
+    "register_task",
+]

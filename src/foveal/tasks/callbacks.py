@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 import sys
@@ -20,48 +19,59 @@ from rich.table import Column
 from torch import Tensor
 
 from foveal.errors import DivergedError
-from foveal.files import write_text
-from foveal.tasks.folder import resume
+from foveal.measure.info import MetricInfo
+from foveal.runs import RunFolder
 
 WARM_UP = 10  # steps
 EVERY = 50  # steps between looks at the losses, so that a GPU need not wait at every step
 
 
 class LossGuard(L.Callback):
-    """Keeps the mean training loss of the epoch, and stops a run whose loss is not finite."""
+    """Keeps the mean of every training loss of the epoch, and stops a run whose loss is not finite."""
 
     def __init__(self) -> None:
         self.pending: list[tuple[int, int, Tensor]] = []
-        self.total, self.count, self.last_finite, self.batch = 0.0, 0, math.nan, 0
+        self.names: tuple[str, ...] = ()
+        self.totals: dict[str, float] = {}
+        self.count, self.last_finite, self.batch = 0, math.nan, 0
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the mean anew."""
-        self.total, self.count = 0.0, 0
+        """Start the means anew."""
+        self.totals, self.count = {}, 0
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep the loss on its device; look at it now and then."""
+        """Keep the losses on their device; look at them now and then."""
         self.batch = batch_idx
-        self.pending.append((trainer.global_step, batch_idx, outputs["loss"].detach()))
+        losses = {"loss": outputs["loss"], **outputs["losses"]}
+        if tuple(losses) != self.names:  # a loss may join after a warm-up
+            self.look(trainer)
+            self.names = tuple(losses)
+        stacked = torch.stack([loss.detach().float() for loss in losses.values()])
+        self.pending.append((trainer.global_step, batch_idx, stacked))
         if len(self.pending) >= EVERY:
             self.look(trainer)
 
     def look(self, trainer: L.Trainer) -> None:
-        """Check what has come together since the last look."""
+        """Check what was gathered since the last look."""
         pending, self.pending = self.pending, []
         if not pending:
             return
-        for (step, batch, _), loss in zip(pending, torch.stack([p[2] for p in pending]).tolist(), strict=True):
-            if not math.isfinite(loss):
-                raise self._diverged(f"the loss became {loss} at step {step}", trainer, batch)
-            self.last_finite = loss
-            self.total, self.count = self.total + loss, self.count + 1
+        for (step, batch, _), losses in zip(pending, torch.stack([p[2] for p in pending]).tolist(), strict=True):
+            if not math.isfinite(losses[0]):
+                bad = [name for name, loss in zip(self.names[1:], losses[1:], strict=True) if not math.isfinite(loss)]
+                which = f" ({', '.join(bad)})" if len(self.names) > 2 and bad else ""
+                raise self._diverged(f"the loss{which} became {losses[0]} at step {step}", trainer, batch)
+            self.last_finite = losses[0]
+            self.count += 1
+            for name, loss in zip(self.names, losses, strict=True):
+                self.totals[name] = self.totals.get(name, 0.0) + loss
 
-    def _diverged(self, what: str, trainer: L.Trainer, batch: int) -> DivergedError:
+    def _diverged(self, message: str, trainer: L.Trainer, batch: int) -> DivergedError:
         before = f"the last finite value was {self.last_finite:.4g}"
         return DivergedError(
-            f"{what} (epoch {trainer.current_epoch}, batch {batch}); "
+            f"{message} (epoch {trainer.current_epoch}, batch {batch}); "
             f"{before if math.isfinite(self.last_finite) else 'no loss was finite before'}. Every checkpoint is from "
             "before that. Try a lower optim.lr or optim.clip in another --out"
         )
@@ -73,9 +83,10 @@ class LossGuard(L.Callback):
             raise self._diverged(f"weights are not finite after step {trainer.global_step}", trainer, self.batch)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Publish the mean."""
+        """Publish the means."""
         self.look(trainer)
-        pl_module.log("train/loss", self.total / max(1, self.count), rank_zero_only=True)
+        means = {f"train/{name}": total / max(1, self.count) for name, total in self.totals.items()}
+        pl_module.log_dict(means, rank_zero_only=True)
 
 
 class StepTimer(L.Callback):
@@ -118,13 +129,13 @@ class StepTimer(L.Callback):
 class Journal(L.Callback):
     """Writes one line an epoch to ``metrics.jsonl``. A resumed run first drops the lines it will write again."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
         self.rows: list[dict[str, Any]] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the lines of the epochs that are done."""
-        self.rows = [row for row in read_journal(self.path) if row["epoch"] < trainer.current_epoch]
+        self.rows = [row for row in self.folder.epochs() if row["epoch"] < trainer.current_epoch]
         self.start = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -136,18 +147,7 @@ class Journal(L.Callback):
         row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
         row |= {k: round(float(v), 6) for k, v in sorted(trainer.callback_metrics.items())}
         self.rows.append(row)
-        write_text(self.path, "".join(json.dumps(row) + "\n" for row in self.rows), resume(self.path.parent))
-
-
-def read_journal(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of ``metrics.jsonl``; a line cut off by a crash is passed over."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return rows
+        self.folder.write_epochs(self.rows)
 
 
 class Patience(EarlyStopping):
@@ -175,7 +175,7 @@ class Checkpoint(ModelCheckpoint):
 class ProgressLine(L.Callback):
     """One bar for the whole run: epoch, loss, score, samples a second, time left; plain lines without a terminal."""
 
-    def __init__(self, title: str, score: str = "val/accuracy") -> None:
+    def __init__(self, title: str, score: MetricInfo) -> None:
         self.title, self.score = title, score
         self.console = Console(stderr=True)
         self.bar: Progress | None = None
@@ -192,7 +192,7 @@ class ProgressLine(L.Callback):
                     "{task.description}", style="bold", markup=False, table_column=Column(no_wrap=True, ratio=2)
                 ),
                 BarColumn(None, table_column=Column(ratio=1)),
-                TextColumn("{task.fields[said]}", table_column=Column(no_wrap=True, min_width=41)),
+                TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, min_width=41)),
                 TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
                 TextColumn("left", table_column=Column(min_width=4)),
                 console=self.console,
@@ -200,7 +200,7 @@ class ProgressLine(L.Callback):
             )
             self.bar.start()
             total = int(trainer.estimated_stepping_batches)
-            self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, said="")
+            self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, status="")
         self.steps = 0
         self.begin = time.monotonic()
 
@@ -211,15 +211,15 @@ class ProgressLine(L.Callback):
         if not trainer.is_global_zero:
             return
         self.steps += 1
-        self.batch = len(batch["label"]) * trainer.world_size
+        self.batch = pl_module.batch_size(batch) * trainer.world_size  # type: ignore[operator]
         if self.bar is not None and self.steps % 10 == 0:
-            self.bar.update(self.job, completed=trainer.global_step, said=self._said(trainer))
+            self.bar.update(self.job, completed=trainer.global_step, status=self._status(trainer))
 
-    def _said(self, trainer: L.Trainer) -> str:
+    def _status(self, trainer: L.Trainer) -> str:
         speed = self.steps * self.batch / max(1e-9, time.monotonic() - self.begin)
-        known, names = trainer.callback_metrics, {"train/loss": "loss", self.score: "val"}
-        said = [f"{name} {float(known[key]):.3f}" for key, name in names.items() if key in known]
-        return " · ".join([f"{trainer.current_epoch + 1}/{trainer.max_epochs}", *said, f"{speed:,.0f}/s"])
+        known, names = trainer.callback_metrics, {"train/loss": "loss", f"val/{self.score.key}": "val"}
+        scores = [f"{name} {float(known[key]):.3f}" for key, name in names.items() if key in known]
+        return " · ".join([f"{trainer.current_epoch + 1}/{trainer.max_epochs}", *scores, f"{speed:,.0f}/s"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Without a terminal: a line now and then."""
@@ -230,7 +230,7 @@ class ProgressLine(L.Callback):
             spent = time.monotonic() - self.begin
             left = spent / max(1, self.steps) * max(0, int(trainer.estimated_stepping_batches) - trainer.global_step)
             print(
-                f"{self.title}: epoch {self._said(trainer)} · {left:.0f} s left",
+                f"{self.title}: epoch {self._status(trainer)} · {left:.0f} s left",
                 file=sys.stderr,
             )
 

@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from foveal.attention.class_maps.graph import below, between, not_again, once_only, runs_once
 from foveal.attention.class_maps.taps import Grid, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
-from foveal.kernels.aw.operator import differentiable_twice
+from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.second_order.mode import SecondOrder
 
 Kind = Literal["channel", "gradcam"]

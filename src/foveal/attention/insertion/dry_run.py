@@ -1,4 +1,4 @@
-"""A dry run of an insertion: where it would go and what it would cost."""
+"""A dry run of an insertion: which layers would get it, and what it would cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.attention.insertion.inserting import At, insert
+from foveal.attention.insertion.insert import At, insert
 from foveal.attention.insertion.registry import Start
 from foveal.errors import UserError
 
@@ -21,10 +21,10 @@ class Site:
 
     Attributes:
         name: of the layer in the model.
-        layer: what it is.
-        shape: (C, H, W) that it puts out for the example input, or None if the model could not be run.
-        parameters: how many it would gain.
-        flops: how many it would gain for one sample (a multiplication and an addition count two), or None likewise.
+        layer: its class.
+        shape: (C, H, W) of its output for the example input, or None if the model could not run.
+        parameters: number of parameters that it would gain.
+        flops: FLOPs that it would gain for one sample (a multiplication and an addition count two), or None likewise.
     """
 
     name: str
@@ -43,14 +43,14 @@ def sites(
     example: Tensor | None = None,
     **options: Any,
 ) -> list[Site]:
-    """Where :func:`foveal.insert` would put a mechanism; ``model`` itself is left alone.
+    """Where :func:`foveal.insert` would put a mechanism; ``model`` itself does not change.
 
     Args:
         model: any module.
         mechanism: as in :func:`foveal.insert`, like ``at``, ``start`` and the options.
-        at: where.
-        start: which initialisation; ``identity`` has one parameter more a site.
-        example: an input to find shapes and FLOPs with; by default one image of the size in a timm model's
+        at: which layers.
+        start: which initialisation; ``identity`` has one more parameter a site.
+        example: an input that shapes and FLOPs are measured with; by default one image of the size in a timm model's
             configuration, or 224×224.
         **options: of the mechanism.
 
@@ -64,7 +64,7 @@ def sites(
     """
     try:
         trial = copy.deepcopy(model).eval()
-    except Exception as error:  # of someone else's modules
+    except Exception as error:  # third-party modules may raise anything
         raise UserError(f"the model cannot be copied for a dry run: {' '.join(str(error).split())}") from error
     done = insert(trial, mechanism, at, start=start, **options)
     shapes, flops = _measure(trial, done.keys, example)
@@ -80,7 +80,7 @@ def sites(
 def _measure(
     model: nn.Module, keys: dict[str, str], example: Tensor | None
 ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
-    """Output shape and attention's FLOPs of every site; empty if the model does not take such an input."""
+    """Output shape and attention's FLOPs of every site; empty if the model does not accept such an input."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def keep(name: str) -> Any:
@@ -93,13 +93,14 @@ def _measure(
     layers = dict(model.named_modules())
     handles = [layers[name].register_forward_hook(keep(name)) for name in keys]
     if example is None:
-        size = getattr(model, "default_cfg", None) or {}
-        where = next(model.parameters(), torch.zeros(()))
-        example = torch.zeros(1, *size.get("input_size", (3, 224, 224)), device=where.device, dtype=where.dtype)
+        config = getattr(model, "default_cfg", None) or {}
+        parameter = next(model.parameters(), torch.zeros(()))
+        size = config.get("input_size", (3, 224, 224))
+        example = torch.zeros(1, *size, device=parameter.device, dtype=parameter.dtype)
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(example)
-    except Exception:  # someone else's model: whatever it says, it does not take such an input
+    except Exception:  # a third-party model that does not accept such an input
         return {}, {}
     finally:
         for handle in handles:
@@ -109,7 +110,7 @@ def _measure(
 
 
 def _attached_flops(counts: dict[str, int], path: str) -> int:
-    """FLOPs of the mechanism at ``path``; one that replaces a convolution is never called itself, only its children."""
+    """FLOPs of the mechanism at ``path``; of a mechanism that replaces a convolution only the children are called."""
     if path in counts:
         return counts[path]
     inside = (p for p in counts if p.startswith(f"{path}."))

@@ -1,10 +1,10 @@
-"""Names of the mechanisms that can be inserted into a live model.
+"""The mechanisms that can be inserted into a live model, by name.
 
 A mechanism is a module class with a ``serves`` rule. There are two kinds. A *gate* takes the output of the layer it is
 put on and returns it attended: ``forward(x)``. A *kernel* mechanism replaces the arithmetic of a convolution:
-``convolve(conv, x)``. Both are made for one layer by ``for_layer(layer, start=..., **options)``.
+``convolve(conv, x)``. Both are built for one layer by ``for_layer(layer, start=..., **options)``.
 
-Register your own with a decorator, or offer it from an installed package through the entry point group
+Register your own with a decorator. An installed package can offer it through the entry point group
 ``foveal.mechanisms`` (each entry point names the decorated class, or a module with some):
 
 >>> from torch import nn
@@ -31,7 +31,7 @@ from typing import Any, Literal, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.insertion.layers import channels_of
+from foveal.attention.insertion.layers import block_ends, channels_of
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError, unknown
 from foveal.plugins import load_plugins
@@ -45,7 +45,7 @@ class Mechanism(Attends):
 
     Attributes:
         site: name of the layer it was put on.
-        filled: arguments that ``for_layer`` takes from the layer, so that they are no options.
+        filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
     """
 
     site: str = ""
@@ -59,14 +59,12 @@ class Mechanism(Attends):
     @classmethod
     def usual(cls, model: nn.Module) -> list[str]:
         """Names of the layers it is usually put on."""
-        from foveal.attention.insertion.layers import block_ends
-
         return block_ends(model)
 
     @classmethod
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
         """Build it for ``layer``."""
-        raise TypeError(f"{cls.__name__} does not say how it is built for a layer")
+        raise TypeError(f"{cls.__name__} does not define for_layer(layer, start=..., **options)")
 
 
 class Gate(Mechanism):
@@ -76,7 +74,7 @@ class Gate(Mechanism):
     def serves(cls, layer: nn.Module) -> str | None:
         """Any layer whose number of output channels is known."""
         if channels_of(layer) is None:
-            return "how many channels it puts out is not known; choose a convolution or norm"
+            return "its number of output channels is not known; choose a convolution or norm"
         return None
 
     @classmethod
@@ -91,8 +89,8 @@ class Kernel(Mechanism):
     filled = ("in_channels", "out_channels", "kernel_size", "groups")
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
-        """What ``conv(x)`` becomes."""
-        raise TypeError(f"{type(self).__name__} does not say how it convolves")
+        """The result that replaces ``conv(x)``."""
+        raise TypeError(f"{type(self).__name__} does not define convolve(conv, x)")
 
 
 def bottleneck(width: int, reduction: int) -> int:
@@ -107,9 +105,9 @@ def bottleneck(width: int, reduction: int) -> int:
 
 
 class Blend(nn.Module):
-    """x + s·(attended − x) with a learned s that starts at zero: the identity at first, with a gradient from the start.
+    """x + s·(attended − x) with a learned s that starts at zero: at first the identity, but with a gradient.
 
-    With ``start="paper"`` it is the attended tensor itself and has no parameter.
+    With ``start="paper"`` it returns the attended tensor itself and has no parameter.
     """
 
     def __init__(self, start: Start) -> None:
@@ -140,11 +138,11 @@ def register_mechanism(name: str) -> Callable[[M], M]:
             )
         if not name or "." in name or hasattr(nn.ModuleDict(), name):
             raise UserError(
-                f"a mechanism's name becomes part of state-dict keys: it has no dots and is no attribute of a module, "
-                f"got {name!r}"
+                f"the name of a mechanism becomes part of state-dict keys: it must have no dots and not be an attribute "
+                f"of a module, got {name!r}"
             )
         old = _MECHANISMS.get(name, cls)
-        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):  # a reload defines it once more
+        if (old.__module__, old.__qualname__) != (cls.__module__, cls.__qualname__):  # not a reload
             raise UserError(
                 f"there is a mechanism {name!r} already, {old.__module__}.{old.__qualname__}; choose another name"
             )
@@ -163,7 +161,7 @@ def _load_installed() -> None:
         for entry in entry_points(group=GROUP):
             try:
                 loaded = entry.load()
-            except Exception as error:  # someone else's package; the other mechanisms work without it
+            except Exception as error:  # a third-party package; the other mechanisms work without it
                 warnings.warn(
                     f"the mechanism {entry.name!r} of an installed package cannot be loaded: {error}", stacklevel=3
                 )
@@ -177,15 +175,15 @@ def _load_installed() -> None:
 
 
 def _offers(loaded: Any, mechanism: type[Mechanism]) -> bool:
-    """Whether what an entry point names is a mechanism, or a module that has it or that it was made in."""
+    """Whether an entry point names ``mechanism``, or a module that has it or defines it."""
     if not inspect.ismodule(loaded):
         return loaded is mechanism
-    inside = any(each is mechanism for each in vars(loaded).values())
+    inside = any(value is mechanism for value in vars(loaded).values())
     return inside or f"{mechanism.__module__}.".startswith(f"{loaded.__name__}.")
 
 
 def mechanisms() -> dict[str, str]:
-    """Every mechanism by name, with one line on it."""
+    """Every mechanism by name, with the first line of its documentation."""
     _load_installed()
     return {name: (cls.__doc__ or "").strip().split("\n")[0] for name, cls in sorted(_MECHANISMS.items())}
 

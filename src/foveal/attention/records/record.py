@@ -1,57 +1,135 @@
-"""What attention did in a forward pass, seen from outside.
+"""What one attention module computed in one forward pass, and the base class of modules that record it.
 
 Every attention module of foveal derives from :class:`Attends` and calls :meth:`Attends.note` in its forward. That is
-all :func:`watch` needs: no hooks, so it also works on a model that is compiled already (it recompiles once).
+all :func:`foveal.watch` needs.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
-from foveal.errors import UserError, unknown
+from foveal.errors import UserError
 
-Kind = Literal["spatial", "channel", "weight", "pairwise"]
+AttentionKind = Literal["spatial", "channel", "weight", "pairwise"]
 
 
-@dataclass(frozen=True)
+@runtime_checkable
+class LazyValues(Protocol):
+    """Pairwise attention that is computed when somebody asks for it; :class:`~.dot_product.DotProduct` is one.
+
+    Keep tensors of the forward pass in it, not the module: then it works in compiled models, and stays correct after
+    the weights have changed.
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the whole: (N, ..., N_q, N_k)."""
+        ...
+
+    def whole(self) -> Tensor:
+        """The whole attention."""
+        ...
+
+    def rows(self, queries: Tensor, heads: Tensor | None) -> Tensor:
+        """The rows ``queries``, int64 (Q,), of all heads or of ``heads``, int64 (H,): (N, ..., Q, N_k)."""
+        ...
+
+
 class AttentionRecord:
     """What one attention module computed in one forward pass.
 
-    Attributes:
+    Args:
         site: name of the module inside the watched model.
         kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel) or ``pairwise`` (N, ..., N_q, N_k).
-        values: the attention itself, attached to the graph it came from.
+        values: the attention itself, attached to the graph it came from; or how to compute it, see :class:`LazyValues`.
         normalised: whether each sample's values sum to one (a softmax) or are independent (a sigmoid).
         grid: for spatial attention, where in the model's input its values belong: the pixel at the centre of the first
-            one's receptive field, and the distance in pixels from one to the next. None if they span the whole input.
+            value's receptive field, and the distance in pixels from one to the next. None if they span the whole input.
+
+    Attributes:
+        noted: what was given as ``values``, before anything is computed.
     """
 
-    site: str
-    kind: Kind
-    values: Tensor
-    normalised: bool
-    grid: tuple[float, float] | None = None
+    def __init__(
+        self,
+        site: str,
+        kind: AttentionKind,
+        values: Tensor | LazyValues,
+        normalised: bool,
+        grid: tuple[float, float] | None = None,
+    ) -> None:
+        self.site, self.kind, self.normalised, self.grid = site, kind, normalised, grid
+        self.noted = values
+        self._values = values if isinstance(values, Tensor) else None
+
+    @property
+    def values(self) -> Tensor:
+        """The attention, in the shape of its kind. A lazy record computes it at the first use, and keeps it."""
+        if self._values is None:
+            assert not isinstance(self.noted, Tensor)
+            self._values = self.noted.whole()
+        return self._values
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of :attr:`values`; computes nothing."""
+        return self.noted.shape
+
+    def rows(self, queries: Sequence[int] | Tensor, heads: Sequence[int] | Tensor | None = None) -> Tensor:
+        """What some queries attend to. A lazy record computes these rows only, never the whole matrix.
+
+        Args:
+            queries: numbers of Q rows, int (Q,); negative ones count from the end.
+            heads: numbers of H heads, int (H,); None for all, or for attention without heads.
+
+        Returns:
+            (N, Q, N_k), or (N, H, Q, N_k) for attention with heads; attached to the graph.
+        """
+        if self.kind != "pairwise":
+            raise UserError(f"{self.site} is {self.kind} attention, which has no rows; use .values")
+        if heads is not None and len(self.shape) < 4:
+            raise UserError(f"{self.site} has no heads, its attention is {tuple(self.shape)}; leave heads out")
+        rows = self._indices("queries", queries, self.shape[-2])
+        chosen_heads = None if heads is None else self._indices("heads", heads, self.shape[-3])
+        values = self._values
+        if values is None:
+            assert not isinstance(self.noted, Tensor)
+            return self.noted.rows(rows, chosen_heads)
+        if chosen_heads is not None:
+            values = values.index_select(-3, chosen_heads.to(values.device))
+        return values.index_select(-2, rows.to(values.device))
+
+    def _indices(self, name: str, numbers: Sequence[int] | Tensor, count: int) -> Tensor:
+        indices = torch.as_tensor(numbers)
+        if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+            raise UserError(f"{name} must be a list of whole numbers, such as [0, 57], got {numbers!r}")
+        if indices.numel() and not -count <= int(indices.min()) <= int(indices.max()) < count:
+            raise UserError(f"{name} of {self.site} must be from 0 to {count - 1}, got {indices.tolist()}")
+        return indices.long() % max(count, 1)
+
+    def __repr__(self) -> str:
+        lazy = ", not computed yet" if self._values is None else ""
+        return f"AttentionRecord({self.site!r}, {self.kind} {tuple(self.shape)}{lazy})"
 
 
 class Attends(nn.Module):
     """Base of every module whose attention can be watched."""
 
-    kind: Kind = "spatial"
+    kind: AttentionKind = "spatial"
     normalised: bool = False
     grid: tuple[float, float] | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.watchers = 0
-        self.noted: Tensor | None = None
+        self.noted: Tensor | LazyValues | None = None
 
-    def note(self, values: Tensor) -> None:
-        """Keep ``values`` for whoever watches; free when nobody does."""
+    def note(self, values: Tensor | LazyValues) -> None:
+        """Keep ``values``, or how to compute them, for whoever watches; free when nobody does."""
         if self.watchers:
             self.noted = values
 
@@ -60,69 +138,9 @@ class Attends(nn.Module):
         return self.__dict__ | {"watchers": 0, "noted": None}
 
 
-class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
-    """Record what the attention of ``model`` does, gradients intact.
+def __getattr__(name: str) -> object:  # TEMPORARY: old place of watch
+    if name == "watch":
+        from foveal.attention.records.watch import watch
 
-    Use it as a context manager; it is a mapping from site name to :class:`AttentionRecord` that always shows the latest
-    forward pass, during the ``with`` block and after it. A module that runs several times in a forward keeps its last.
-
-    Args:
-        model: any module; the attention in it is found by type.
-        at: ``None`` for every site, or a glob on site names, or a list of globs.
-
-    >>> import torch, foveal
-    >>> model = foveal.create_model("hattnet")
-    >>> with foveal.watch(model) as seen:
-    ...     _ = model(torch.rand(2, 3, 100, 100), torch.tensor([3, 8]))
-    >>> [(site, tuple(record.values.shape)) for site, record in seen.items()]
-    [('gates.0', (2, 49, 49)), ('gates.1', (2, 23, 23)), ('gates.2', (2, 10, 10)), ('gates.3', (2, 4, 4))]
-    """
-
-    def __init__(self, model: nn.Module, at: str | Sequence[str] | None = None) -> None:
-        found = {name.replace("_orig_mod.", ""): m for name, m in model.named_modules() if isinstance(m, Attends)}
-        if not found:
-            raise UserError(f"nothing to watch: {type(model).__name__} holds no attention module")
-        patterns = ["*"] if at is None else [at] if isinstance(at, str) else list(at)
-        for pattern in patterns:
-            if not fnmatch.filter(found, pattern):
-                raise unknown("attention site", pattern, found)
-        self._modules = {n: m for n, m in found.items() if any(fnmatch.fnmatchcase(n, p) for p in patterns)}
-        self._kept: dict[str, AttentionRecord] | None = None
-
-    def _records(self) -> dict[str, AttentionRecord]:
-        if self._kept is not None:
-            return self._kept
-        return {
-            name: AttentionRecord(name, module.kind, module.noted, module.normalised, module.grid)
-            for name, module in self._modules.items()
-            if module.noted is not None
-        }
-
-    def __enter__(self) -> watch:
-        self._kept = None
-        for module in self._modules.values():
-            module.watchers += 1
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._kept = self._records()
-        for module in self._modules.values():
-            module.watchers -= 1
-            if not module.watchers:
-                module.noted = None
-
-    def __getitem__(self, site: str) -> AttentionRecord:
-        records = self._records()
-        if site not in records:
-            raise KeyError(str(unknown("attention site", site, records)))
-        return records[site]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._records())
-
-    def __len__(self) -> int:
-        return len(self._records())
-
-    def __repr__(self) -> str:
-        rows = (f"{name}: {r.kind} {tuple(r.values.shape)}" for name, r in self._records().items())
-        return f"watch({', '.join(rows)})"
+        return watch
+    raise AttributeError(name)

@@ -1,1 +1,1 @@
-"""Convolution with kernel-shaped attention: plain forms, a fused operator, its Triton code and launch."""
+"""Convolution with kernel-shaped attention: plain forms, a fused operator, its Triton kernels and their launch."""

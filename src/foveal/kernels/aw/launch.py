@@ -1,107 +1,44 @@
-"""Launch the kernels of the fused AW-convolution, in the form and with the tiles that are fastest for a shape."""
+"""Launch the Triton kernels of AW-convolution, in the form and with the tiles that are fastest for a shape."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from foveal.kernels.aw import triton as aw_triton
+from foveal.kernels.aw import triton_kernels
+from foveal.kernels.aw.tiles import (
+    ACROSS_TILES,
+    LARGE,
+    PRODUCT_TILES,
+    SPLITS,
+    TILES,
+    WITHIN_TILES,
+    Launch,
+    box_within_sample,
+    ceil_div,
+    launches_across,
+    launches_within,
+    limit,
+    widest,
+)
 from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import fastest
 
-LARGE = 32 * 32  # positions of a map from which on tiles lie within a sample
-PIECE = 128  # bytes to which a tensor descriptor must put what it reads; a sample's multipliers are no fewer
+MIN_BYTES = 128  # a tensor descriptor reads at least this many bytes of a sample's multipliers
 
 
-def ceil_div(a: int, b: int) -> int:
-    """``a`` divided by ``b``, rounded up; Triton's own takes microseconds, and a launch needs many."""
-    return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Shape of a tile: ``box`` samples, rows and columns by ``columns`` channels, ``depth`` summed at a time.
-
-    Either one sample or one row and column. ``splits`` says into how many parts a sum goes.
-    """
-
-    box: tuple[int, int, int]
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    splits: int = 1
-
-    @property
-    def how(self) -> dict[str, int]:
-        """Arguments for Triton itself."""
-        return {"num_warps": self.warps, "num_stages": self.stages}
-
-    def tiles(self, n: int, h: int, w: int) -> int:
-        """How many tiles cover n maps of h×w."""
-        return ceil_div(n, self.box[0]) * ceil_div(h, self.box[1]) * ceil_div(w, self.box[2])
-
-
-def box_within_sample(rows: int, h: int, w: int) -> tuple[int, int, int]:
-    """The box of ``rows`` positions of one sample that covers an h×w map with least waste, the squarest of those."""
-    sides = [(1, 1 << i, rows >> i) for i in range(rows.bit_length())]
-    return min(sides, key=lambda box: (ceil_div(h, box[1]) * ceil_div(w, box[2]), abs(box[1] - box[2])))
-
-
-# Rows, columns, depth, warps and stages. With one accumulator, with two, and those of the two weight gradients.
-TILES = ((64, 64, 64, 4, 3), (128, 64, 64, 4, 3), (256, 64, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 8, 3),
-         (256, 128, 64, 8, 3), (64, 128, 64, 4, 3), (64, 256, 64, 4, 3), (128, 256, 64, 8, 3))  # fmt: skip
-PRODUCT_TILES = ((128, 128, 64, 8, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 4), (64, 128, 64, 4, 4),
-                 (64, 64, 64, 4, 4))  # fmt: skip
-WITHIN_TILES = ((64, 64, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 128, 4, 3), (128, 64, 64, 8, 3), (128, 128, 64, 8, 4))
-ACROSS_TILES = ((128, 128, 64, 8, 4), (128, 128, 64, 4, 3), (64, 128, 64, 4, 4), (64, 64, 64, 4, 4))
-SPLITS = (1, 2, 3, 4, 8)
-
-
-def launches_within(h: int, w: int, columns: int, depth: int) -> list[Launch]:
-    """Candidates for maps of h×w, ``columns`` channels out and ``depth`` channels in, in boxes of one sample."""
-    return [
-        Launch(box_within_sample(rows, h, w), narrow(wide, columns), narrow(deep, depth), warps, stages)
-        for rows, wide, deep, warps, stages in TILES
-        if min(128, most(columns)) <= wide <= most(columns) and rows <= max(64, 2 * h * w)
-    ]
-
-
-def launches_across(tiles: Sequence[Sequence[int]], n: int, h: int, w: int, columns: int, depth: int) -> list[Launch]:
-    """Candidates for n maps of h×w, one place of many samples at a time; none if the maps are large or few."""
-    return [
-        Launch((rows, 1, 1), narrow(wide, columns), narrow(deep, depth), warps, stages)
-        for rows, wide, deep, warps, stages in tiles
-        if rows <= n and h * w <= LARGE and wide <= most(columns)
-    ]
-
-
-def most(channels: int) -> int:
-    """The widest tile that makes sense."""
-    return max(64, triton.next_power_of_2(channels))
-
-
-def narrow(side: int, channels: int) -> int:
-    """A side of a tile that is not much wider than there are channels.
-
-    >>> narrow(64, 24), narrow(64, 8), narrow(64, 512)
-    (32, 16, 64)
-    """
-    return min(side, max(16, triton.next_power_of_2(channels)))
-
-
-def _whole(x: Tensor, stride: int) -> Tensor:
-    """Contiguous (N, H, W, C) with H and W multiples of ``stride``, filled up with zeros."""
+def _pad_to_stride(x: Tensor, stride: int) -> Tensor:
+    """Contiguous (N, H, W, C), padded with zeros so that H and W are multiples of ``stride``."""
     return _padded(x, *(ceil_div(side, stride) * stride for side in x.shape[1:3]))
 
 
 def _padded(x: Tensor, h: int, w: int) -> Tensor:
-    """Contiguous (N, H, W, C) filled up with zeros to (N, h, w, C)."""
+    """Contiguous (N, H, W, C), padded with zeros to (N, h, w, C)."""
     down, right = h - x.shape[1], w - x.shape[2]
     return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
 
@@ -109,7 +46,7 @@ def _padded(x: Tensor, h: int, w: int) -> Tensor:
 def channels_last(x: Tensor) -> Tensor:
     """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
     x = x.permute(0, 2, 3, 1).contiguous()
-    # PyTorch does not care for the stride of an axis of size one; a tensor descriptor does.
+    # PyTorch ignores the stride of an axis of size one; a tensor descriptor does not.
     return x.view(-1).view(x.shape) if 1 in x.shape else x
 
 
@@ -149,7 +86,7 @@ def forward(
     oh = (h + 2 * padding[0] - dilation[0] * (kh - 1) - 1) // stride + 1
     ow = (w + 2 * padding[1] - dilation[1] * (kw - 1) - 1) // stride + 1
     images = channels_last(x)
-    whole, kernel = _whole(images, stride), channels_last(weight).view(c2, kh * kw, c1)
+    padded, kernel = _pad_to_stride(images, stride), channels_last(weight).view(c2, kh * kw, c1)
     s = channels_last(scale).view(n, kh * kw, c2)
     out = torch.empty(n, oh, ow, c2, dtype=x.dtype, device=x.device)
     common = c1, c2, stride, *padding, *dilation, kh, kw, bias is not None, _precision(x)
@@ -160,19 +97,19 @@ def forward(
         weights = TensorDescriptor.from_tensor(kernel, [tile.columns, 1, tile.depth])
         multiplier = TensorDescriptor.from_tensor(s, [nb, 1, tile.columns])
         if nb > 1:
-            aw_triton.forward_across[grid](
+            triton_kernels.forward_across[grid](
                 _flat(images, nb, tile.depth), weights, multiplier, bias, out, n, h, w, oh, ow, *common,
-                nb, tile.columns, tile.depth, **tile.how,
+                nb, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
         else:
-            aw_triton.forward[grid](
-                _interleaved(whole, stride, [1, th, 1, tw, tile.depth]), weights, multiplier, bias, out, oh, ow,
-                *common, _hopper(x), th, tw, tile.columns, tile.depth, **tile.how,
+            triton_kernels.forward[grid](
+                _interleaved(padded, stride, [1, th, 1, tw, tile.depth]), weights, multiplier, bias, out, oh, ow,
+                *common, _hopper(x), th, tw, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
 
     def candidates() -> list[Launch]:
-        wide = max(c2, PIECE // s.element_size())
-        return launches_within(oh, ow, wide, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
+        width = max(c2, MIN_BYTES // s.element_size())
+        return launches_within(oh, ow, width, c1) + launches_across(PRODUCT_TILES, n, oh, ow, c2, c1)
 
     key = "aw forward", x.device, x.dtype, _precision(x), n, oh, ow, c1, c2, stride, kh
     launch(fastest(key, candidates, launch, x.device))
@@ -180,7 +117,7 @@ def forward(
 
 
 class _Gradients:
-    """∂I, ∂K and ∂s of one convolution; the last two both at once, sample by sample, or each by itself, across samples.
+    """∂I, ∂K and ∂s of one convolution: the last two together, sample by sample, or separately, across samples.
 
     The kernel is (C2, h·w, C1), the multiplier (N, h·w, C2), and the maps are (N, H, W, C).
     """
@@ -212,40 +149,40 @@ class _Gradients:
 
         def launch(tile: Launch) -> None:
             nb, th, tw = tile.box
-            aw_triton.input_grad[tile.tiles(n, ph, pw), ceil_div(c1, tile.columns), stride * stride](
+            triton_kernels.input_grad[tile.tiles(n, ph, pw), ceil_div(c1, tile.columns), stride * stride](
                 TensorDescriptor.from_tensor(self.gradient, [nb, th, tw, tile.depth]),
                 TensorDescriptor.from_tensor(self.kernel, [tile.depth, 1, tile.columns]),
                 TensorDescriptor.from_tensor(self.s, [nb, 1, tile.depth]), dx, n, h, w, self.oh, self.ow, c1, self.c2,
                 *self.shape, _precision(self.gradient), _hopper(self.gradient),
-                nb, th, tw, tile.columns, tile.depth, **tile.how,
+                nb, th, tw, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
 
         def candidates() -> list[Launch]:
-            deep = max(self.c2, PIECE // self.s.element_size())
+            deep = max(self.c2, MIN_BYTES // self.s.element_size())
             return launches_within(ph, pw, c1, deep) + launches_across(TILES, n, ph, pw, c1, self.c2)
 
         launch(fastest(("aw input grad", *self.key, h, w), candidates, launch, dx.device))
         return dx
 
     def of_weights(self) -> tuple[Tensor, Tensor]:
-        """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in their own type."""
+        """∂K (C2, h·w, C1) and ∂s (N, h·w, C2), in float32 or in their own dtype."""
 
-        def way(name: str) -> tuple[Tensor, Tensor]:
-            return self.across() if name == "across" else self.within(flat=name == "flat")
+        def run(form: str) -> tuple[Tensor, Tensor]:
+            return self.across() if form == "across" else self.within(flat=form == "flat")
 
         self.images = channels_last(self.x)
-        found = way(fastest(("aw weight grad", *self.key), self.ways, way, self.s.device, threads=1))
+        gradients = run(fastest(("aw weight grad", *self.key), self.forms, run, self.s.device, threads=1))
         del self.images
-        return found
+        return gradients
 
-    def ways(self) -> list[str]:
-        """Those that may be the fastest."""
+    def forms(self) -> list[str]:
+        """The forms that may be the fastest for this shape."""
         small = self.oh * self.ow <= LARGE
         return ["within"] + ["flat"] * (small and self.ow <= 64) + ["across"] * (small and self.n >= 64)
 
     def within(self, flat: bool) -> tuple[Tensor, Tensor]:
-        """A sample's own weight gradient at a time; ``flat``: in boxes of whole rows of padded maps."""
-        images, width = _whole(self.images, self.stride), triton.next_power_of_2(self.ow)
+        """One sample's weight gradient at a time; ``flat``: in boxes of whole rows of padded maps."""
+        images, width = _pad_to_stride(self.images, self.stride), triton.next_power_of_2(self.ow)
 
         def box(rows: int) -> tuple[int, int, int]:
             return (1, max(1, rows // width), width) if flat else box_within_sample(rows, self.oh, self.ow)
@@ -260,55 +197,56 @@ class _Gradients:
                 gradient = TensorDescriptor.from_tensor(padded.view(-1, self.c2), [th * tw, tile.columns])
             else:
                 gradient = TensorDescriptor.from_tensor(self.gradient, [1, th, tw, tile.columns])
-            aw_triton.weight_grad[*blocks, self.taps * splits](
+            triton_kernels.weight_grad[*blocks, self.taps * splits](
                 gradient, _interleaved(images, self.stride, [1, th, 1, tw, tile.depth]),
                 self.kernel, self.s, dw, ds, self.n, self.oh, self.ow, self.c1, self.c2, splits, *self.shape,
                 tile.tiles(1, self.oh, self.ow), _precision(self.images), flat,
-                th, tw, tile.columns, tile.depth, **tile.how,
+                th, tw, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
             return _sum(dw), _sum(ds)
 
         def tiles() -> list[Launch]:
             return [
-                Launch(box(rows), narrow(bp, self.c2), narrow(bc, self.c1), warps, stages)
+                Launch(box(rows), limit(bp, self.c2), limit(bc, self.c1), warps, stages)
                 for bp, bc, rows, warps, stages in WITHIN_TILES
-                if bp <= most(self.c2) and bc <= most(self.c1)
+                if bp <= widest(self.c2) and bc <= widest(self.c1)
             ]
 
         return launch(fastest(("aw weight grad within", flat, *self.key), tiles, launch, self.s.device))
 
     def across(self) -> tuple[Tensor, Tensor]:
         """One position of the map in many samples at a time, first for the kernel, then for the multiplier."""
-        n, c1, c2, where = self.n, self.c1, self.c2, (self.n, *self.size, self.oh, self.ow, self.c1, self.c2)
+        n, c1, c2 = self.n, self.c1, self.c2
+        sizes = n, *self.size, self.oh, self.ow, c1, c2
 
         def kernel_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
             dw = self._parts(splits, self.kernel)
-            aw_triton.kernel_grad[ceil_div(c2, tile.columns), ceil_div(c1, tile.depth), self.taps * splits](
+            triton_kernels.kernel_grad[ceil_div(c2, tile.columns), ceil_div(c1, tile.depth), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.s, [nb, 1, tile.columns]),
-                dw, *where, splits, *self.shape, _precision(self.images), _hopper(self.images),
-                nb, tile.columns, tile.depth, **tile.how,
+                dw, *sizes, splits, *self.shape, _precision(self.images), _hopper(self.images),
+                nb, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
             return _sum(dw)
 
         def scale_grad(tile: Launch) -> Tensor:
             nb, splits = tile.box[0], tile.splits
             ds = self._parts(splits, self.s)
-            aw_triton.scale_grad[ceil_div(n, nb), ceil_div(c2, tile.columns), self.taps * splits](
+            triton_kernels.scale_grad[ceil_div(n, nb), ceil_div(c2, tile.columns), self.taps * splits](
                 _flat(self.gradient, nb, tile.columns), _flat(self.images, nb, tile.depth),
                 TensorDescriptor.from_tensor(self.kernel, [tile.columns, 1, tile.depth]),
-                ds, *where, splits, *self.shape, _precision(self.images),
-                nb, tile.columns, tile.depth, **tile.how,
+                ds, *sizes, splits, *self.shape, _precision(self.images),
+                nb, tile.columns, tile.depth, **tile.triton_options,
             )  # fmt: skip
             return _sum(ds)
 
         def kernel_tiles() -> list[Launch]:
             return [
-                Launch((nb, 1, 1), narrow(bp, c2), narrow(bc, c1), warps, stages, splits)
+                Launch((nb, 1, 1), limit(bp, c2), limit(bc, c1), warps, stages, splits)
                 for bp, bc, nb, warps, stages in ACROSS_TILES
                 for splits in self._splits(c2 * self.taps * c1)
-                if bp <= most(c2) and bc <= most(c1)
+                if bp <= widest(c2) and bc <= widest(c1)
             ]
 
         def scale_tiles() -> list[Launch]:
@@ -324,14 +262,14 @@ class _Gradients:
         return dw, ds
 
     def _splits(self, size: int) -> list[int]:
-        """Into how many parts a sum of ``size`` numbers may go: they should not need more memory than the images."""
-        room = min(self.oh * self.ow, self.images.nbytes // (4 * size))
-        return [splits for splits in SPLITS if splits <= max(1, room)]
+        """Candidate numbers of parts of a sum of ``size`` numbers, which should not take more memory than the images."""
+        largest = min(self.oh * self.ow, self.images.nbytes // (4 * size))
+        return [splits for splits in SPLITS if splits <= max(1, largest)]
 
     def _parts(self, count: int, like: Tensor) -> Tensor:
-        """Room for so many parts of a sum.
+        """Memory for ``count`` parts of a sum.
 
-        The parts of ∂s are many where kernels are large, so they are in bfloat16 if ∂s is; float16 has not the range.
+        Large kernels have many parts of ∂s, so these are bfloat16 if ∂s is; float16 does not have the range.
         """
         half = count == 1 or (like is self.s and like.dtype == torch.bfloat16)
         return torch.empty(count, *like.shape, dtype=like.dtype if half else torch.float32, device=like.device)
@@ -351,11 +289,11 @@ def backward(
     dx = dw = ds = None
     if not any(needed):
         return dx, dw, ds
-    work, (kh, kw) = _Gradients(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
-    if needed[1]:  # first, since what it needs meanwhile is then free again
-        of_kernel, of_s = work.of_weights()
+    gradients, (kh, kw) = _Gradients(g, x, weight, scale, stride, padding, dilation), weight.shape[2:]
+    if needed[1]:  # first, so that its temporary memory is free again
+        of_kernel, of_s = gradients.of_weights()
         dw = of_kernel.to(weight.dtype).unflatten(1, (kh, kw)).permute(0, 3, 1, 2)
         ds = of_s.to(scale.dtype).unflatten(1, (kh, kw)).permute(0, 3, 1, 2)
     if needed[0]:
-        dx = work.of_input().permute(0, 3, 1, 2)
+        dx = gradients.of_input().permute(0, 3, 1, 2)
     return dx, dw, ds

@@ -1,1 +1,1 @@
-"""Log-sums over an attention matrix that is never stored: plain form, operator, Triton code."""
+"""Log-sums over an attention matrix that is never stored: plain form, operator, Triton kernels and their launch."""

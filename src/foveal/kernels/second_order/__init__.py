@@ -1,1 +1,1 @@
-"""Layers in forms whose second derivative is cheap."""
+"""Layers in forms with a cheap second derivative."""

@@ -1,8 +1,8 @@
-"""The second derivative of batch norm in Triton, two kernels: sums of every channel, then what is made of them.
+"""The second derivative of batch norm in Triton, two kernels: the sums of every channel, then the gradients.
 
-Formulas and names as in :mod:`foveal.kernels.second_order.batch_norm`. Rows are the M values of a channel. Every program has a block
-of channels and one of several parts of the rows; the sums of parts are added up by whoever needs them, in order, so
-that results repeat exactly. Where rows are few, one kernel does both.
+Formulas and names as in :mod:`foveal.kernels.second_order.batch_norm`. Rows are the M values of a channel. Every
+program has a block of channels and one of several parts of the rows; the sums of the parts are added in a fixed order,
+so that results are deterministic. Where rows are few, one kernel does both.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from foveal.kernels.support import on_its_device
 
-FEW = 4096  # rows that one program can do alone, which saves a launch
+FEW = 4096  # rows that one program handles alone, which saves a launch
 PROGRAMS = 512  # about as many as keep a large GPU busy
 PARTS = 64  # at most, since every program adds them up
 
 
 @triton.jit
 def _at(rows, channels, C, S, LAST: tl.constexpr):
-    """Where the values of ``rows`` and ``channels`` lie, (rows, channels)."""
+    """Offsets of the values of ``rows`` and ``channels``, (rows, channels)."""
     if LAST:
         return rows[:, None].to(tl.int64) * C + channels[None, :]
     return (rows[:, None].to(tl.int64) // S * C + channels[None, :]) * S + rows[:, None] % S
@@ -54,11 +54,11 @@ def _add_up(v, g, x, mu, r, first, end, channels, C, S, ROWS: tl.constexpr, LAST
 
 
 @triton.jit
-def _sums(v, g, x, mean, spread, sums, M, C, S, LENGTH, ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr):
+def _sums(v, g, x, mean, inverse_std, sums, M, C, S, LENGTH, ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr):
     part = tl.program_id(1)
     channels = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     known = channels < C
-    mu, r = _load(mean, channels, known), _load(spread, channels, known)
+    mu, r = _load(mean, channels, known), _load(inverse_std, channels, known)
     first = part * LENGTH
     a, b, p, q, c = _add_up(v, g, x, mu, r, first, min(first + LENGTH, M), channels, C, S, ROWS, LAST)
     to = sums + part * 5 * C + channels
@@ -71,14 +71,14 @@ def _sums(v, g, x, mean, spread, sums, M, C, S, LENGTH, ROWS: tl.constexpr, WIDT
 
 @triton.jit
 def _results(
-    v, g, x, weight, mean, spread, sums, of_g, of_x, of_weight, M, C, S, LENGTH, PARTS,
+    v, g, x, weight, mean, inverse_std, sums, of_g, of_x, of_weight, M, C, S, LENGTH, PARTS,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """ALONE: there is one part, and no sums of it yet."""
+    """The gradients of g, x and the weight. ALONE: there is one part, whose sums are computed here."""
     part = tl.program_id(1)
     channels = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     known = channels < C
-    mu, r, scale = _load(mean, channels, known), _load(spread, channels, known), _load(weight, channels, known)
+    mu, r, scale = _load(mean, channels, known), _load(inverse_std, channels, known), _load(weight, channels, known)
     if ALONE:
         a, b, p, q, c = _add_up(v, g, x, mu, r, 0, M, channels, C, S, ROWS, LAST)
     else:
@@ -108,17 +108,17 @@ def _results(
 
 @on_its_device
 def second_order(
-    x: Tensor, v: Tensor, g: Tensor, weight: Tensor, mean: Tensor, spread: Tensor, last: bool
+    x: Tensor, v: Tensor, g: Tensor, weight: Tensor, mean: Tensor, inverse_std: Tensor, last: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of g, x and the weight, from ``v``, the gradient of the first derivative of x.
 
     Args:
         x: (N, C, ...), as v and g.
-        v: see above.
+        v: the gradient of the first derivative of x.
         g: gradient of the output.
         weight: γ, (C,).
         mean: μ, (C,).
-        spread: r, (C,).
+        inverse_std: r, (C,).
         last: whether x, v and g are channels-last, otherwise contiguous.
     """
     m, c, weight = x.numel() // x.shape[1], x.shape[1], weight.contiguous()
@@ -129,9 +129,11 @@ def second_order(
     parts = -(-m // length)
     of_g, of_x, of_weight = torch.empty_like(g), torch.empty_like(x), torch.empty_like(weight)
     grid, inner, tile = (blocks, parts), m // x.shape[0], (rows, width, last)
-    sums = of_weight  # for want of another
+    sums = of_weight  # not used
     if not alone:
         sums = torch.empty((parts, 5, c), dtype=torch.float32, device=x.device)
-        _sums[grid](v, g, x, mean, spread, sums, m, c, inner, length, *tile)
-    _results[grid](v, g, x, weight, mean, spread, sums, of_g, of_x, of_weight, m, c, inner, length, parts, *tile, alone)
+        _sums[grid](v, g, x, mean, inverse_std, sums, m, c, inner, length, *tile)
+    _results[grid](
+        v, g, x, weight, mean, inverse_std, sums, of_g, of_x, of_weight, m, c, inner, length, parts, *tile, alone
+    )
     return of_g, of_x, of_weight

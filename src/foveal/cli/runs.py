@@ -1,0 +1,156 @@
+"""Commands on one run: train, test, predict, see."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foveal.cli.terminal import Data, Overrides, say, say_written
+from foveal.errors import UserError
+from foveal.files import write_text
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, a YAML file, or a run folder to resume.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE/seedN if left out.")] = None,
+    data: Data = None,
+) -> None:
+    """Train a recipe, or resume a run."""
+    from foveal.recipe import load
+    from foveal.reproduce import run_path
+    from foveal.runs import RunFolder, find_run
+
+    if Path(recipe).is_dir():
+        folder = find_run(recipe)
+        if overrides or out:
+            raise UserError(f"{folder} is a run: it is resumed as it was started, without overrides and --out")
+        plan = folder.recipe()
+    else:
+        plan = load(recipe, overrides or [])
+        folder = RunFolder(out or run_path(plan))
+    finished = folder.finished
+    from foveal.tasks import fit
+
+    result = fit(plan, folder.path, data=data)
+    if finished:
+        say(f"{folder} is finished already; its result:")
+    if _leader():
+        _show_result(result)
+        _show_place(folder.path)
+
+
+def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
+    """Test a finished run again."""
+    from foveal import tasks
+
+    tasks.evaluate(run, data=data, tell=_show_result if _leader() else None)
+    if _leader():
+        _show_place(run)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="What the task takes: an image file, an image file and a query, a text or a text file. Options of the "
+            "task may follow, such as --label CLASS, the true class."
+        ),
+    ],
+    beside: Annotated[
+        Path | None, typer.Option(help="Another run of the same task, asked the same and drawn beside.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes; named after the input if left out.")
+    ] = None,
+) -> None:
+    """Ask a model about a file or a text of your own; prints the answer and draws where it looked."""
+    from foveal.tasks import predict as ask
+
+    positional, options = _task_options(inputs)
+    prediction = ask(run, *positional, beside=beside, **options)
+    for title, lines in prediction.lines.items():
+        if len(prediction.lines) > 1:
+            say(title)
+        for line in lines:
+            say(line)
+    if prediction.remark:
+        say(prediction.remark)
+    path = out or Path(f"{prediction.stem}.png")
+    if prediction.picture is not None:
+        try:
+            prediction.picture.save(path)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot write {path}: {error}; choose another --out ending in .png") from error
+        say_written("Where it looked", path)
+    if prediction.data is not None:
+        write_text(path.with_suffix(".json"), json.dumps(prediction.data, indent=1) + "\n")
+        say_written("As JSON", path.with_suffix(".json"))
+
+
+def see(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="The report; report.html in the folder if left out.")] = None,
+) -> None:
+    """Write report.html: tables, attention maps and curves of one run or many, in one file."""
+    from foveal.see import report
+
+    say_written("Open it in a browser", report(runs[0] if len(runs) == 1 else runs, out))
+
+
+def _task_options(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split inputs from options ``--name value`` of the task; an option that is given again becomes a list.
+
+    >>> _task_options(["photo.png", "--label", "cow", "--label", "dog"])
+    (['photo.png'], {'label': ['cow', 'dog']})
+    """
+    positional: list[str] = []
+    options: dict[str, list[str]] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("--") or word == "--":
+            positional.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise UserError(f"{word} needs a value: {word} VALUE")
+            value = following
+        options.setdefault(name.replace("-", "_"), []).append(value)
+    return positional, dict(options)
+
+
+def _leader() -> bool:
+    """Whether this process speaks for all that train together."""
+    return int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+def _show_result(result: dict[str, Any]) -> None:
+    from foveal.measure.info import metric_info
+    from foveal.see.page.phrases import step_time
+
+    say(f"{result['title']} on {result['dataset']}: {result['data']}")
+    published = result.get("published") or {}
+    for key, value in result["metrics"].items():
+        if value is None:
+            continue
+        info = metric_info(key, result["infos"].get(key))
+        caveat = ", on other data" if result["embedded"] else ""
+        paper = f"   (published {info.with_unit(published[key], 2)}{caveat})" if key in published else ""
+        parts = {part: number for part, number in result["parts"].get(key, {}).items() if number is not None}
+        split = ", ".join(f"{part} {info.with_unit(number, 2)}" for part, number in parts.items())
+        say(f"  {key:30} {info.with_unit(value, 2):>9}{paper}" + (f"   ({split})" if 0 < len(parts) <= 4 else ""))
+    if result.get("step_seconds"):
+        say(f"  {result['parameters']:,} parameters, {step_time(result['step_seconds'])}")
+
+
+def _show_place(out: Path) -> None:
+    say(f"Everything is in {out}; `foveal see {shlex.quote(str(out))}` makes a page of it.")

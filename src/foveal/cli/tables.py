@@ -1,0 +1,190 @@
+"""Commands on whole tables: demo, list, reproduce, compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from foveal.cli.terminal import Data, Overrides, console, listing, say, say_written
+from foveal.errors import TrainingError, UserError, unknown
+
+if TYPE_CHECKING:
+    from foveal.reproduce import Cell, Failure
+
+
+def demo(
+    table: Annotated[str, typer.Argument(help="Any table whose data is embedded; see foveal list tables.")] = (
+        "demo/refer"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs"),
+    jobs: Annotated[int, typer.Option(help="Models trained side by side.")] = 2,
+) -> None:
+    """Train five attention models to find the asked-for digit, and look at where they look."""
+    from foveal.reproduce import cells, find_table, run_all
+    from foveal.see import report
+
+    say(f"{table}: {find_table(table).about}")
+    todo = cells(table, 1, out)
+    _fail(run_all(todo, jobs=jobs, say=say))
+    _show_metrics(todo)
+    say_written("Open it in a browser", report(out / table))
+
+
+def _show_metrics(cells: Sequence[Cell]) -> None:
+    """A row a model: its metrics, size and time."""
+    from foveal.measure.info import metric_info
+    from foveal.runs import RunFolder
+
+    results = [RunFolder(cell.out).result() for cell in cells]
+    stored = {key: info for result in results for key, info in result["infos"].items()}
+    infos = [info for key in stored if (info := metric_info(key, stored[key])).better]
+    shown = Table("model", *(info.heading for info in infos[:4]), "parameters", "seconds")
+    for result in results:
+        values = [result["metrics"].get(info.key) for info in infos[:4]]
+        cells_ = ["–" if v is None else info.show(v) for info, v in zip(infos[:4], values, strict=True)]
+        shown.add_row(result["title"], *cells_, f"{result['parameters']:,}", f"{result['seconds']:.0f}")
+    console.print(shown)
+
+
+def _list_recipes() -> dict[str, str]:
+    from foveal.recipe import available
+
+    return dict.fromkeys(available(), "")
+
+
+def _list_tables() -> dict[str, str]:
+    from foveal.recipe.grids import grids
+
+    return {name: f"{len(grid.cells()):3} cells  {grid.about}".rstrip() for name, grid in grids().items()}
+
+
+def _list_tasks() -> dict[str, str]:
+    from foveal import registry
+
+    return {name: task.summary for name, task in registry.tasks.items().items()}
+
+
+def _list_models() -> dict[str, str]:
+    from foveal.models import list_models
+    from foveal.models.registry import summary
+
+    return {name: summary(name) for name in list_models()}
+
+
+def _list_data() -> dict[str, str]:
+    from foveal.data import datasets
+
+    return {name: entry.summary for name, entry in datasets().items()}
+
+
+def _list_mechanisms() -> dict[str, str]:
+    from foveal.attention import mechanisms
+
+    return mechanisms()
+
+
+def _list_metrics() -> dict[str, str]:
+    from foveal import registry
+
+    return {key: info.heading for key, info in registry.metrics.items().items()}
+
+
+def _list_losses() -> dict[str, str]:
+    from foveal import registry
+
+    losses = registry.attention_losses.items().items()
+    return {name: (loss.__doc__ or "").strip().split("\n")[0] for name, loss in losses}
+
+
+LISTS = {
+    "recipes": _list_recipes,
+    "tables": _list_tables,
+    "tasks": _list_tasks,
+    "models": _list_models,
+    "data": _list_data,
+    "mechanisms": _list_mechanisms,
+    "losses": _list_losses,
+    "metrics": _list_metrics,
+}
+
+
+def list_(
+    what: Annotated[str | None, typer.Argument(help=f"{', '.join(LISTS)}; all if left out.")] = None,
+) -> None:
+    """List what there is."""
+    if what is not None and what not in LISTS:
+        raise unknown("list", what, LISTS)
+    for name in LISTS if what is None else [what]:
+        listing(name, LISTS[name]())
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="A paper's table, e.g. hattnet/table1; see foveal list tables.")],
+    overrides: Overrides = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every cell.")] = 1,
+    first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
+    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
+    data: Data = None,
+) -> None:
+    """Run every cell of a paper's table and put ours beside the published number."""
+    from foveal.measure.info import MetricInfo, metric_info
+    from foveal.reproduce import cells, run_all, spread, summarise, write_csv
+    from foveal.see import report
+
+    todo = cells(table, seeds, out, overrides or [], first_seed)
+    done = sum(cell.done for cell in todo)
+    say(f"{table}: {len(todo)} runs, {done} finished before")
+    if finished:
+        todo = [cell for cell in todo if cell.done]
+        if not todo:
+            raise UserError(f"no run of {table} with these seeds is finished in {out}")
+    failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=say)
+    rows = summarise(todo)
+    other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
+    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table, caption=other)
+    for row in rows:
+        if "/" in row["metric"]:  # of one class, or of right or wrong answers alone
+            continue
+        info = MetricInfo(row["metric"], metric_info(row["metric"]).title, row["unit"])
+        published = "" if row["published"] == "" else info.show(row["published"], digits=2)
+        shown.add_row(row["dataset"], row["model"], info.heading, published, spread(row), str(row["seeds"]))
+    if rows:
+        console.print(shown)
+    if csv is not None and rows:
+        write_csv(csv, rows)
+        say_written("Rows", csv)
+    if rows:
+        say_written("Report", report(sorted({cell.out.parents[1] for cell in todo})[0]))
+    _fail(failures)
+
+
+def compare(
+    csv: Annotated[Path, typer.Argument(help="A file that foveal reproduce --csv wrote.")],
+    first: Annotated[str, typer.Argument(help="A recipe in it.")],
+    second: Annotated[str, typer.Argument(help="Another one.")],
+    metric: Annotated[str | None, typer.Option(help="What to compare; the first metric if left out.")] = None,
+) -> None:
+    """Is the second recipe better than the first? Runs of the same seed in pairs."""
+    from foveal.reproduce import compare as compared
+
+    comparison = compared(csv, first, second, metric)
+    info = comparison.info
+    difference, low, high = (f"{info.scaled(x):+.2f}" for x in (comparison.difference, comparison.low, comparison.high))
+    unit = "points" if info.unit == "%" else info.unit
+    say(
+        f"{second} − {first}: {info.key} {difference} {unit}, 95% interval {low} to {high}, p = {comparison.p:.2g} "
+        f"(paired t-test, {comparison.seeds} seeds)"
+    )
+
+
+def _fail(failures: Sequence[Failure]) -> None:
+    if failures:
+        kind = UserError if all(isinstance(failure.error, UserError) for failure in failures) else TrainingError
+        raise kind(f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest")

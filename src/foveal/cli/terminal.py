@@ -1,0 +1,61 @@
+"""What the commands share: printing, and turning errors into one line and a status."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from foveal.errors import RenamedWarning
+
+console = Console()
+
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of real datasets, instead of FOVEAL_DATA.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value changes to the recipe, e.g. train.epochs=3.")]
+
+
+def say(text: str) -> None:
+    """Print a line as it is: brackets in it are no markup, and it is not wrapped."""
+    console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+def say_written(what: str, path: Path) -> None:
+    """Print where a file is."""
+    say(f"{what}: {path.resolve()}")
+
+
+def listing(title: str, rows: dict[str, str]) -> None:
+    """Print names with a line on each."""
+    console.print(f"[bold]{title}[/bold]")
+    width = max(map(len, rows), default=0)
+    for name, summary in rows.items():
+        say(f"  {name:{width}}  {summary}".rstrip())
+
+
+def stop(message: str, status: int) -> NoReturn:
+    """Print an error in one line and leave."""
+    _errors("foveal:", "bold red", message)
+    sys.exit(status)
+
+
+def show_hints() -> None:
+    """Print a hint on a former name as one line; other warnings as Python does."""
+    usual = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
+        if issubclass(category, RenamedWarning):
+            _errors("hint:", "yellow", str(message))
+        else:
+            usual(message, category, *place, **options)
+
+    warnings.showwarning = show  # type: ignore[assignment]
+
+
+def _errors(head: str, style: str, message: str) -> None:
+    errors = Console(stderr=True)
+    errors.print(head, style=style, end=" ")
+    errors.print(" ".join(message.split()), highlight=False, soft_wrap=True, markup=False)

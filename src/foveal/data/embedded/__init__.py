@@ -1,0 +1,1 @@
+"""One generated dataset a file; none needs a download."""

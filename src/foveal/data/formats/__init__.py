@@ -1,0 +1,1 @@
+"""One official format a file; every file registers its datasets."""

@@ -1,0 +1,119 @@
+"""PASCAL VOC 2007 and 2012 for classification: ``ImageSets/Main/CLASS_SPLIT.txt`` and ``JPEGImages``.
+
+Everingham et al., "The PASCAL visual object classes challenge" (IJCV 2010). An image may have several classes. The
+class files are the ground truth of the official evaluation: 1, -1, or 0 where all objects of the class are difficult.
+Such a label is neither right nor wrong there; here it is 0 and not ``valid``. (The boxes in Annotations differ from
+these files for a few images.) VOC 2012 publishes no labels of its test images, so its validation images serve for
+testing. Boxes are read if the folder Annotations is there.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from foveal.data.formats._rows import read_rows
+from foveal.data.images.classification import Format, register_images
+from foveal.data.images.labelled import ImageSet, LabelledImages, from_middle
+from foveal.data.place import Place
+from foveal.data.splits import SPLITS
+from foveal.errors import DataError
+
+SITE = "http://host.robots.ox.ac.uk/pascal/VOC"
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+UNSET = 9  # a label that no class file has given yet
+
+
+def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> ImageSet:
+    """Images of ``splits``, the last of which has boxes if there are any."""
+    main = folder / "ImageSets" / "Main"
+    if not main.is_dir():
+        raise DataError(f"{main} is missing; unpack the official VOCtrainval archive, which makes VOCdevkit")
+    samples = {split: _read_split(folder, main, split) for split in splits}
+    annotated = (folder / "Annotations").is_dir()
+    return ImageSet(list(VOC_CLASSES), samples, partial(_boxes, folder, samples[splits[-1]]) if annotated else None)
+
+
+def read_voc2007(folder: Path) -> ImageSet:
+    """VOC 2007, whose test images have public labels."""
+    if (folder / "ImageSets" / "Main").is_dir() and not (folder / "ImageSets" / "Main" / "test.txt").is_file():
+        raise DataError(f"{folder} has no test images; unpack VOCtest_06-Nov-2007.tar into the same VOCdevkit folder")
+    return read_voc(folder, SPLITS)
+
+
+def _read_split(folder: Path, main: Path, split: str) -> LabelledImages:
+    images = [row[0] for row in read_rows(main / f"{split}.txt", 1)]
+    number = {image: n for n, image in enumerate(images)}
+    marks = torch.full((len(images), len(VOC_CLASSES)), UNSET)
+    for k, name in enumerate(VOC_CLASSES):
+        path = main / f"{name}_{split}.txt"
+        for image, mark, *_ in read_rows(path, 2):
+            if image not in number or mark not in ("1", "0", "-1"):
+                raise DataError(
+                    f"{path}: expected an image of {split}.txt and 1, 0 or -1, got '{image} {mark}'; get it again"
+                )
+            marks[number[image], k] = int(mark)
+    if (marks == UNSET).any():
+        n, k = (marks == UNSET).nonzero()[0].tolist()
+        raise DataError(f"{main / f'{VOC_CLASSES[k]}_{split}.txt'} has no line for image {images[n]}; get it again")
+    files = [folder / "JPEGImages" / f"{image}.jpg" for image in images]
+    return LabelledImages.of_files(files, (marks == 1).float(), marks != 0)
+
+
+def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
+    """Boxes of all objects (N, M, 5), as in :class:`~foveal.data.images.labelled.ImageSet`."""
+    files = (folder / "Annotations" / f"{samples.file(n).stem}.xml" for n in range(len(samples)))
+    return pad_sequence([_objects(file) for file in files], batch_first=True, padding_value=-1)
+
+
+def _objects(file: Path) -> Tensor:
+    """Class and box of every object of an image, (M, 5); pixels are counted from 1 there, and the last is inside."""
+    try:
+        image = ElementTree.parse(file).getroot()
+        width, height = (float(image.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        objects = []
+        for node in image.findall("object"):
+            x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{end}", "")) for end in ("xmin", "ymin", "xmax", "ymax"))
+            label = VOC_CLASSES.index(node.findtext("name", ""))
+            objects.append([label, *from_middle((x0 - 1, y0 - 1, x1, y1), width, height)])
+    except (OSError, ValueError, ZeroDivisionError, ElementTree.ParseError) as error:
+        raise DataError(f"{file} cannot be read as an annotation of VOC ({error}); get it again") from error
+    return torch.tensor(objects).view(-1, 5)
+
+
+def _place(year: str, splits: tuple[str, ...], archives: str) -> Place:
+    lists = tuple(f"ImageSets/Main/{pattern}{split}.txt" for split in splits for pattern in ("", "*_"))
+    return Place(
+        folders=(f"VOCdevkit/VOC{year}", f"VOC{year}"),
+        needs=(*lists, "JPEGImages"),
+        how=f"{archives} from {SITE}/voc{year}/",
+    )
+
+
+SUMMARY = "photographs with several of 20 classes each"
+register_images(
+    Format(
+        "voc2012",
+        "VOC 2012",
+        read_voc,
+        _place("2012", ("train", "val"), "VOCtrainval_11-May-2012.tar"),
+    ),
+    SUMMARY,
+)
+register_images(
+    Format(
+        "voc2007",
+        "VOC 2007",
+        read_voc2007,
+        _place("2007", SPLITS, "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"),
+    ),
+    SUMMARY,
+)

@@ -1,0 +1,297 @@
+"""Images to classify, whatever their format on disk.
+
+A reader (:attr:`Format.read`) says which images and labels there are; this file divides them into splits and makes
+batches. Image files are read by worker processes, or decoded once, held on the training device and augmented there, a
+batch at a time (:mod:`foveal.data.images.held`): by default if they are not cropped from the whole image and fit into
+memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from foveal.data.batches import Batches, Collated, EpochBatches, epoch_seed
+from foveal.data.cache import cached
+from foveal.data.images.augment import resized, resized_masks, seeded, short_side, view, whole
+from foveal.data.images.held import HeldImages, decode
+from foveal.data.images.labelled import ImageSet, LabelledImages, WholeImages
+from foveal.data.images.reading import read_image
+from foveal.data.place import Place
+from foveal.data.registry import Entry, register_data
+from foveal.data.splits import complete, some_of_each
+from foveal.errors import DataError, UserError, unknown
+
+MOST_HELD = 4 * 2**30  # bytes
+CROPPED = ("large", "crop")  # from the whole image, in training
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The ``data`` section of a recipe; null stands for what is usual with the dataset.
+
+    Attributes:
+        folder: folder with the files, below the data folder or absolute.
+        size: side of the images that the model sees.
+        augment: ``large``, ``crop``, ``small`` or ``none`` (see :mod:`foveal.data.images.augment`).
+        flip: whether the first three also mirror images.
+        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
+            choose by the test images, as some papers do.
+        test_fraction: part of the images to test on, where the dataset has no official splits at all.
+        per_class: numbers of training and test images of each class, where the dataset has no official splits; instead
+            of ``test_fraction``, and then the test images choose the epoch.
+        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        workers: processes that read images, in each training process; 0 to read in the training process itself.
+        hold: decode all image files once, keep them in the cache, and train from the device's memory; null: if
+            ``augment`` is ``small`` or ``none`` and they take less than 4 GB. For ``large`` and ``crop`` whole images
+            are held, with a short side of at most 256/224 of ``size``.
+        mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
+    """
+
+    folder: str | None = None
+    size: int | None = None
+    augment: Literal["none", "small", "crop", "large"] | None = None
+    flip: bool | None = None
+    val_fraction: float | None = None
+    test_fraction: float = 0.2
+    per_class: tuple[int, int] | None = None
+    seed: int = 0
+    workers: int = 2
+    hold: bool | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A dataset's format and what is usual with it.
+
+    Attributes:
+        name, title: in recipes, and for people.
+        read: finds classes and samples in the folder.
+        place: where the folder is; None for an embedded dataset.
+        size, augment, flip, val_fraction, mean, std: as in :class:`ImageOptions`.
+        note: added to the description.
+        own_files: whether the images are the user's own, so that the dataset is called after their folder.
+    """
+
+    name: str
+    title: str
+    read: Callable[[Path], ImageSet]
+    place: Place | None = None
+    size: int = 224
+    augment: Literal["none", "small", "crop", "large"] = "large"
+    flip: bool = True
+    val_fraction: float = 0.1
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    note: str = ""
+    own_files: bool = False
+
+
+def register_images(form: Format, summary: str) -> Entry:
+    """Make a dataset of images to classify known by its format."""
+    return register_data(Entry(form.name, summary, ImageOptions, partial(ImageData, form), form.place))
+
+
+class ImageFiles(Dataset[dict[str, Any]]):
+    """Image files of one split, read one by one.
+
+    Args:
+        samples: the files and their labels.
+        view: makes uint8 (3, S, S) of an image.
+        seed: of a training epoch, if ``view`` is random.
+    """
+
+    def __init__(self, samples: LabelledImages, view: Callable[[Any], Tensor], seed: int | None) -> None:
+        self.samples, self.view, self.seed = samples, view, seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, n: int) -> dict[str, Any]:
+        image = read_image(self.samples.file(n))
+        pixels = self.view(image) if self.seed is None else seeded(self.view, image, self.seed, n)
+        return {"image": pixels, **self.samples.labels_of(n), "index": n}
+
+
+class ImageData:
+    """A classification dataset, ready to be trained on.
+
+    Attributes:
+        answers: names of the classes.
+        multilabel: whether an image may have several.
+        splits: the images of ``train``, ``val`` and ``test``.
+    """
+
+    def __init__(self, form: Format, options: ImageOptions, root: Path | None) -> None:
+        self.form, self.name, self.options, self.root = form, form.name, options, root
+        self.embedded = form.place is None
+        self.size = _or(options.size, form.size)
+        self.augment = _or(options.augment, form.augment)
+        self.flip = _or(options.flip, form.flip)
+        self.val_fraction = _or(options.val_fraction, form.val_fraction)
+        self.mean, self.std = _or(options.mean, form.mean), _or(options.std, form.std)
+        self._check_options()
+        self.folder = Path() if form.place is None else form.place.find(root, options.folder, name=form.name)
+        self.title = self.folder.resolve().name if form.own_files else form.title
+        images = form.read(self.folder)  # what is missing stops here
+        self.answers, self.official, self._boxes = images.answers, tuple(images.splits), images.boxes
+        files = sum(len(samples) for samples in images.splits.values() if samples.are_files)
+        self.held = not files or self._holds(files)
+        if not files and self.augment in CROPPED:
+            raise UserError(
+                f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
+            )
+        self._short = short_side(self.size) if files and self.augment != "small" else self.size
+        self.splits = self._divide(images.splits)
+        if files and self.held:  # only now, because each split is decoded as it is used
+            self.splits = self._decode_all(self.splits)
+        self.multilabel = self.splits["train"].labels.ndim == 2
+        self._on_device: dict[tuple[str, str], LabelledImages] = {}
+
+    def _divide(self, splits: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
+        o = self.options
+        if o.per_class is None:
+            return complete(splits, self.val_fraction, o.test_fraction, o.seed)
+        if set(splits) != {"train"}:
+            raise UserError(f"data.per_class is for datasets without official splits; {self.name} has {sorted(splits)}")
+        train, test = some_of_each(splits["train"], o.per_class, o.seed)
+        return {"train": train, "val": test, "test": test}
+
+    def _holds(self, files: int) -> bool:
+        small = self.augment not in CROPPED and 3 * self.size**2 * files < MOST_HELD
+        return _or(self.options.hold, small)
+
+    def _decode_all(self, splits: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
+        """The splits as pixels; where validation and test are the same images, they still are."""
+        train, test = self._decode("train", splits["train"]), self._decode("test", splits["test"])
+        val = test if splits["val"] is splits["test"] else self._decode("val", splits["val"])
+        return {"train": train, "val": val, "test": test}
+
+    def _decode(self, split: str, samples: LabelledImages) -> LabelledImages:
+        """The image files of a split as pixels, by way of the disk cache: opening 50,000 files takes a while."""
+        state = hashlib.sha256()
+        for n in range(len(samples)):
+            file = samples.file(n)
+            try:
+                stat = file.stat()
+            except OSError as error:
+                raise DataError(f"{file}: no such image file") from error
+            state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        key: dict[str, object] = {"files": state.hexdigest(), "size": self.size, "small": self.augment == "small"}
+        seen_as: Callable[[Any], Tensor] = view(self.size, self.augment, self.flip, False)
+        cropped = split == "train" and self.augment in CROPPED
+        if cropped:
+            key["whole"] = self.augment
+            seen_as = partial(whole, short=short_side(self.size), enlarge=self.augment == "crop")
+        pixels = cached(f"{self.name}-{split}", key, lambda: decode(samples, seen_as, self.options.workers, cropped))
+        images = WholeImages.of(**pixels) if cropped else pixels["pixels"]
+        return LabelledImages(images, samples.labels, samples.valid)
+
+    def _check_options(self) -> None:
+        o = self.options
+        if self.size < 1:
+            raise UserError(f"data.size={self.size}: expected 1 or more")
+        if o.workers < 0:
+            raise UserError(f"data.workers={o.workers}: expected 0 or more")
+        if not 0 <= self.val_fraction < 1:
+            raise UserError(f"data.val_fraction={self.val_fraction}: expected 0 or more and less than 1")
+        if not 0 < o.test_fraction < 1:
+            raise UserError(f"data.test_fraction={o.test_fraction}: expected more than 0 and less than 1")
+        if not min(self.std) > 0:
+            raise UserError(f"data.std={list(self.std)}: expected three numbers above 0")
+
+    def describe(self) -> str:
+        """One line on what the data is."""
+        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
+        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
+        notes = [self.form.note] if self.form.note else []
+        if self.splits["val"] is self.splits["test"]:
+            notes.append("validation and test are the same images")
+        if self.official == ("train",):
+            notes.append("no official splits: divided at random")
+        elif "test" not in self.official:
+            notes.append("tested on the official validation images")
+        return f"{line}, {self.size}×{self.size}" + "".join(f"; {note}" for note in notes)
+
+    def about(self) -> dict[str, Any]:
+        """Names of the classes, and how an image becomes the model's input."""
+        return {
+            "answers": self.answers,
+            "multilabel": self.multilabel,
+            "size": self.size,
+            "view": {"size": self.size, "augment": self.augment, "mean": list(self.mean), "std": list(self.std)},
+            "question": "What does this show?",
+            "asked": f"what they show ({len(self.answers)} classes)",
+        }
+
+    def boxes(self) -> Tensor | None:
+        """Where objects are in the test images as the model sees them; None if the dataset does not say.
+
+        Returns:
+            float (N, M, 5): class, or -1 for no object, and x0, y0, x1, y1 in pixels, also of what is cut off.
+        """
+        if self._boxes is None:
+            return None
+        boxes = self._boxes()
+        return torch.cat([boxes[..., :1], boxes[..., 1:] * self._short + self.size / 2], 2)
+
+    def held_on(self, split: str, device: torch.device) -> LabelledImages:
+        """Pixels and labels of ``split`` on ``device``, moved there once."""
+        samples, key = self.splits[split], (split, str(device))
+        if key not in self._on_device:
+            images, valid, masks = samples.images, samples.valid, samples.masks
+            assert isinstance(images, Tensor | WholeImages)
+            self._on_device[key] = LabelledImages(
+                (resized(images, self.size) if isinstance(images, Tensor) else images).to(device),
+                samples.labels.to(device),
+                None if valid is None else valid.to(device),
+                None if masks is None else resized_masks(masks, self.size).to(device),
+            )
+        return self._on_device[key]
+
+    def loader(
+        self,
+        split: str,
+        batch: int,
+        *,
+        epoch: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device,
+        masks: bool = False,
+    ) -> Batches:
+        """Batches of ``split`` for one epoch; held images on ``device``, others in memory pinned if that is a GPU.
+
+        They hold image uint8 (N, 3, S, S), label int64 (N,) or of 0 and 1 float (N, K), index (N,) and, where the
+        official evaluation leaves some labels out, valid bool (N, K); with ``masks`` also mask bool (N, S, S).
+        """
+        if split not in self.splits:
+            raise unknown("split", split, self.splits)
+        samples = self.splits[split]
+        if masks and samples.masks is None:
+            raise UserError(f"data.name={self.name} has no masks of objects; use a dataset that has, such as confusion")
+        shuffle = epoch_seed(seed, epoch) if split == "train" else None
+        order = EpochBatches(len(samples), batch, shuffle, rank, world)
+        augment_seed = shuffle if self.augment != "none" else None
+        if not self.held:
+            seen_as = view(self.size, self.augment, self.flip, split == "train")
+            files = ImageFiles(samples, seen_as, augment_seed)
+            return Batches(order, Collated(files), device, workers=self.options.workers)
+        held = self.held_on(split, device)
+        options: dict[str, Any] = {"augment": self.augment, "flip": self.flip, "masks": masks}
+        return Batches(order, HeldImages(held, side=self.size, seed=augment_seed, **options), device)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

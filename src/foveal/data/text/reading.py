@@ -1,0 +1,69 @@
+"""What readers of labelled texts share.
+
+A reader looks at names and labels only; the texts themselves are read one by one when they are needed, so that a
+corpus need not fit into memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from foveal.errors import DataError, unknown
+
+TEXT_ENDINGS = (".txt", ".text", ".md")
+
+Texts = Iterator[tuple[str, int]]
+"""Texts with the numbers of their classes."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts by split.
+
+    Attributes:
+        answers: names of the classes.
+        splits: ``train`` and, where they are official, ``val`` and ``test``: each a function that reads the texts anew.
+        fingerprint: changes when the files do.
+    """
+
+    answers: list[str]
+    splits: dict[str, Callable[[], Texts]]
+    fingerprint: list[object] = field(default_factory=list)
+
+
+def decoded(raw: bytes, encoding: str) -> str:
+    r"""Bytes as text; what is not valid becomes the replacement character, which is no word.
+
+    >>> decoded(b"caf\xe9 noir", "utf-8"), decoded(b"caf\xe9", "latin-1")
+    ('caf� noir', 'café')
+    """
+    return raw.decode(encoding, errors="replace")
+
+
+def stamp(files: Iterable[Path]) -> list[object]:
+    """Number of files, and a checksum of their names, sizes and times."""
+    checksum, count = 0, 0
+    for file in files:
+        stat = file.stat()
+        checksum = zlib.crc32(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode(), checksum)
+        count += 1
+    return [count, checksum]
+
+
+def check_classes(names: Sequence[str], answers: Sequence[str], source: Path) -> None:
+    """Raise for a class that training does not have."""
+    for name in names:
+        if name not in answers:
+            raise DataError(f"{source}: {unknown('class', name, answers)}; training has no texts of it")
+
+
+def without_breaks(text: str) -> str:
+    r"""A text with line breaks instead of their marks.
+
+    >>> without_breaks(r"Yes.<br />No.\nPerhaps.")
+    'Yes.\nNo.\nPerhaps.'
+    """
+    return text.replace("<br />", "\n").replace("\\n", "\n")

@@ -1,0 +1,279 @@
+"""AW-convolution fused: a convolution whose kernel is scaled per sample, output channel and kernel position.
+
+With the multiplier constant along input channels, O = Σ_t s_t ⊙ (K_t · I_t) over kernel positions t. Each kernel here
+is one implicit matrix product, and no kernel is ever built for a sample in memory.
+
+There are two forms of each result; the shape decides which is faster. On large maps a tile lies within a sample: s
+scales a tile of the common kernel in registers, before the product; each sample's own weight gradient G is summed as
+s ⊙ G into that of the kernel, and ∂s = Σ_c K ⊙ G. On small maps that wastes much of a tile, so tiles go across samples,
+one position of the map in each: the products K_t · I_t are scaled and added, one kernel position after the other, ∂K
+takes the incoming gradient scaled by s, and ∂s = Σ_p g ⊙ (K_t · I_t) over positions p of the map. This form skips
+kernel positions that fall outside the map.
+
+All maps are channels last: images (N, H, W, C), weights (C2, T, C1), multipliers (N, T, C2) with T kernel positions.
+Tiles within a sample are boxes of TH rows and TW columns, read through tensor descriptors, which give zeros outside
+the image; a stride S splits an image into S×S interleaved ones, so a descriptor sees it as (N, H/S, S, W/S, S·C).
+Across samples a descriptor sees images as (N, H·W·C). Values it reads beyond the channels of a position are multiplied
+by zeros of the other operand.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _box(h, w, NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr):
+    """First sample, row and column of this program's tile of an h×w map."""
+    across, tiles, i = tl.cdiv(w, TW), tl.cdiv(h, TH) * tl.cdiv(w, TW), tl.program_id(0)
+    return (i // tiles) * NB, (i % tiles) // across * TH, (i % tiles) % across * TW
+
+
+@triton.jit
+def _rows(n0, y0, x0, NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr):
+    """Sample, row and column of every row of the tile."""
+    m = tl.arange(0, NB * TH * TW)
+    return n0 + m // (TH * TW), y0 + m // TW % TH, x0 + m % TW
+
+
+@triton.jit
+def _finish(HOPPER: tl.constexpr):
+    """Wait for the tensor cores.
+
+    They read the scaled operand from registers asynchronously, and Triton lets the program continue too early: the
+    next step overwrites these registers. Seen with Triton 3.6 as wrong numbers in wide tiles.
+    """
+    if HOPPER:
+        wait: tl.constexpr = "wgmma.wait_group.sync.aligned 0; mov.b32 $0, $1;"
+        tl.inline_asm_elementwise(wait, "=r,r", [tl.arange(0, 32)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def forward(
+    x, w, s, b, o, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """O from a kernel scaled in registers; a tile lies within one sample."""
+    BM: tl.constexpr = TH * TW
+    STEPS: tl.constexpr = (C1 + BK - 1) // BK
+    n, y0, x0 = _box(OH, OW, 1, TH, TW)
+    first = tl.program_id(1) * BN
+    total = tl.zeros((BN, BM), tl.float32)
+    for i in range(KH * KW * STEPS):
+        t, c = i // STEPS, (i % STEPS) * BK
+        dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
+        rows = x.load([n, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + c]).reshape(BM, BK)
+        weight = w.load([first, t, c]).reshape(BN, BK)
+        scale = s.load([n, t, first]).reshape(BN, 1)
+        total = tl.dot((weight * scale).to(rows.dtype), rows.T, total, input_precision=PRECISION)
+        _finish(HOPPER)
+    c2 = first + tl.arange(0, BN)
+    if BIAS:
+        total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[:, None]
+    n, y, z = _rows(n, y0, x0, 1, TH, TW)
+    to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
+    tl.store(to, total.to(o.dtype.element_ty).T, mask=((y < OH) & (z < OW))[:, None] & (c2 < C2)[None, :])
+
+
+@triton.jit
+def _kernel_span(at, SIZE, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr, K: tl.constexpr):
+    """First and number of the K kernel positions that fall on a map of SIZE, for the output position ``at``."""
+    low = tl.cdiv(tl.maximum(P - at * S, 0), D)
+    return low, tl.maximum(tl.minimum(K, (SIZE - 1 + P - at * S) // D + 1) - low, 0)
+
+
+@triton.jit
+def _output_span(k, SIZE, OUT, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr):
+    """First and number of the OUT output positions whose kernel position ``k`` falls on a map of SIZE."""
+    low = tl.cdiv(tl.maximum(P - k * D, 0), S)
+    high = tl.minimum(OUT, (tl.maximum(SIZE - 1 + P - k * D, -S) + S) // S)
+    return low, tl.maximum(high - low, 0)
+
+
+@triton.jit
+def _offset(y, z, ky, kx, W, C1: tl.constexpr, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
+           DX: tl.constexpr):  # fmt: skip
+    """Offset in a flat image at which the kernel position (ky, kx) of output (y, z) falls."""
+    return ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
+
+
+@triton.jit
+def _share(H, W, OH, OW, SPLITS, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
+           DX: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr):  # fmt: skip
+    """What this program sums: of the output positions of kernel position t, row by row, ``begin`` to ``end``.
+
+    Returns:
+        t, the number of the part, ``begin``, ``end``, the first row and column, and the number of columns.
+    """
+    t, split = tl.program_id(2) % (KH * KW), tl.program_id(2) // (KH * KW)
+    low_y, many_y = _output_span(t // KW, H, OH, S, PY, DY)
+    low_x, many_x = _output_span(t % KW, W, OW, S, PX, DX)
+    begin, end = split * many_y * many_x // SPLITS, (split + 1) * many_y * many_x // SPLITS
+    return t, split, begin, end, low_y, low_x, many_x
+
+
+@triton.jit
+def _product(x, w, n0, at, t, first, C1: tl.constexpr, PRECISION: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr,
+             BK: tl.constexpr):  # fmt: skip
+    """K_t · I at one position of the map, for NB samples and BN channels."""
+    total = tl.zeros((NB, BN), tl.float32)
+    for c in range(0, C1, BK):  # both operands go straight from shared memory into the product
+        weight = w.load([first, t, c]).reshape(BN, BK)
+        total = tl.dot(x.load([n0, at + c]), weight.T, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def forward_across(
+    x, w, s, b, o, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
+    NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """O at one position of the map, NB samples a tile, from scaled products of the common kernel."""
+    n0, y, z = _box(OH, OW, NB, 1, 1)
+    first = tl.program_id(1) * BN
+    low_y, many_y = _kernel_span(y, H, S, PY, DY, KH)
+    low_x, many_x = _kernel_span(z, W, S, PX, DX, KW)
+    total = tl.zeros((NB, BN), tl.float32)
+    for j in range(many_y * many_x):
+        ky, kx = low_y + j // many_x, low_x + j % many_x
+        at = _offset(y, z, ky, kx, W, C1, S, PY, PX, DY, DX)
+        part = _product(x, w, n0, at, ky * KW + kx, first, C1, PRECISION, NB, BN, BK)
+        total += part * s.load([n0, ky * KW + kx, first]).reshape(NB, BN).to(tl.float32)
+    n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
+    if BIAS:
+        total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[None, :]
+    to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
+    tl.store(to, total.to(o.dtype.element_ty), mask=(n < N)[:, None] & (c2 < C2)[None, :])
+
+
+@triton.jit
+def scale_grad(
+    g, x, w, ds, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
+    NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """∂s of one kernel position, NB samples a tile; part ``split`` of the sum over the map."""
+    T: tl.constexpr = KH * KW
+    t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
+    n0, first = tl.program_id(0) * NB, tl.program_id(1) * BN
+    total = tl.zeros((NB, BN), tl.float32)
+    for j in range(begin, end):
+        y, z = low_y + j // many_x, low_x + j % many_x
+        at = _offset(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
+        part = _product(x, w, n0, at, t, first, C1, PRECISION, NB, BN, BK)
+        total += part * g.load([n0, (y * OW + z) * C2 + first]).to(tl.float32)
+    n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
+    there = (n < N)[:, None] & (c2 < C2)[None, :]
+    tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total.to(ds.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def kernel_grad(
+    g, x, s, dw, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
+    NB: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """∂K of one kernel position, NB samples at a time; part ``split`` of the sum over the map."""
+    T: tl.constexpr = KH * KW
+    t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
+    first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
+    total = tl.zeros((BP, BC), tl.float32)
+    for n in range(0, N, NB):
+        scale = s.load([n, t, first2]).reshape(NB, BP)
+        for j in range(begin, end):
+            y, z = low_y + j // many_x, low_x + j % many_x
+            at = _offset(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
+            gradient, image = g.load([n, (y * OW + z) * C2 + first2]), x.load([n, at + first1])
+            total = tl.dot((gradient * scale).to(image.dtype).T, image, total, input_precision=PRECISION)
+            _finish(HOPPER)
+    c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
+    to = dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :]
+    tl.store(to, total.to(dw.dtype.element_ty), mask=(c2 < C2)[:, None] & (c1 < C1)[None, :])
+
+
+@triton.jit
+def input_grad(
+    g, w, s, dx, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
+    NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """∂I, from the gradient scaled in registers."""
+    # Only every S-th kernel position contributes to each of the S×S interleaved images.
+    BM: tl.constexpr = NB * TH * TW
+    STEPS: tl.constexpr = (C2 + BK - 1) // BK
+    a, e = tl.program_id(2) // S, tl.program_id(2) % S
+    n0, y0, x0 = _box(tl.cdiv(H, S), tl.cdiv(W, S), NB, TH, TW)
+    n, y, z = _rows(n0, y0, x0, NB, TH, TW)
+    first = tl.program_id(1) * BN
+    c1 = first + tl.arange(0, BN)
+    low_y, low_x = (a + PY) % S, (e + PX) % S
+    many_y, many_x = (KH - low_y + S - 1) // S, (KW - low_x + S - 1) // S
+    if S == 1:  # skip those that fall outside completely
+        low_y, low_x = tl.cdiv(tl.maximum(y0 + PY - OH + 1, 0), DY), tl.cdiv(tl.maximum(x0 + PX - OW + 1, 0), DX)
+        many_y = tl.maximum(tl.minimum(KH, (y0 + TH - 1 + PY) // DY + 1) - low_y, 0)
+        many_x = tl.maximum(tl.minimum(KW, (x0 + TW - 1 + PX) // DX + 1) - low_x, 0)
+    total = tl.zeros((BM, BN), tl.float32)
+    for i in range(many_y * many_x * STEPS):
+        j, c = i // STEPS, (i % STEPS) * BK
+        ky, kx = low_y + j // many_x * S, low_x + j % many_x * S
+        # a + PY − ky·DY is a multiple of S; made positive before the division.
+        oy, ox = y0 + (a + PY + (KH * S - ky) * DY) // S - KH * DY, x0 + (e + PX + (KW * S - kx) * DX) // S - KW * DX
+        rows = g.load([n0, oy, ox, c]).reshape(BM, BK)
+        scale = s.load([n0, ky * KW + kx, c]).reshape(NB, BK)  # one for all rows, or one for each
+        weight = w.load([c, ky * KW + kx, first]).reshape(BK, BN)
+        total = tl.dot((rows * scale).to(weight.dtype), weight, total, input_precision=PRECISION)
+        _finish(HOPPER)
+    y, z = y * S + a, z * S + e
+    there = (n < N) & (y < H) & (z < W)
+    to = dx + (((n * H + y) * W + z) * C1)[:, None] + c1[None, :]
+    tl.store(to, total.to(dx.dtype.element_ty), mask=there[:, None] & (c1 < C1)[None, :])
+
+
+@triton.jit
+def weight_grad(
+    g, x, w, s, dw, ds, N, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """∂s and part ``split`` of ∂K of one kernel position, one sample after the other.
+
+    FLAT: ∂O is padded so that the boxes are consecutive rows of a matrix; it then goes straight from shared memory into
+    the product, as the image does.
+    """
+    T: tl.constexpr = KH * KW
+    BK: tl.constexpr = TH * TW
+    t, split = tl.program_id(2) % T, tl.program_id(2) // T
+    first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
+    c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
+    row = c2 < C2
+    both = row[:, None] & (c1 < C1)[None, :]
+    weight = tl.load(w + (c2 * (T * C1) + t * C1)[:, None] + c1[None, :], mask=both, other=0.0)
+    dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
+    across = tl.cdiv(OW, TW)
+    begin, end = split * N // SPLITS, (split + 1) * N // SPLITS
+    total = tl.zeros((BP, BC), tl.float32)
+    part = tl.zeros((BP, BC), tl.float32)
+    for i in range(begin * STEPS, end * STEPS):
+        n, j = i // STEPS, i % STEPS  # boxes of one sample follow each other
+        y, z = j // across * TH, j % across * TW
+        gradient = g.load([i * BK, first2]) if FLAT else g.load([n, y, z, first2]).reshape(BK, BP)
+        image = x.load([n, y + dy // S - PY, dy % S, z + dx // S - PX, dx % S * C1 + first1]).reshape(BK, BC)
+        part = tl.dot(gradient.T, image, part, input_precision=PRECISION)
+        if STEPS == 1 or j == STEPS - 1:  # this sample's own weight gradient is complete
+            scale = tl.load(s + (n * T + t) * C2 + c2, mask=row, other=0.0).to(tl.float32)
+            to = ds + ((tl.program_id(1) * N + n) * T + t) * C2 + c2
+            tl.store(to, tl.sum(part * weight.to(tl.float32), 1).to(ds.dtype.element_ty), mask=row)
+            total += part * scale[:, None]
+            part = tl.zeros((BP, BC), tl.float32)
+    tl.store(dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :], total.to(dw.dtype.element_ty), mask=both)

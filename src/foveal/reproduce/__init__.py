@@ -1,0 +1,21 @@
+"""Tables of papers: their cells, jobs that run them, and comparisons over seeds."""
+
+from foveal.reproduce.cells import Cell, cells, find_table, run_path
+from foveal.reproduce.comparing import Comparison, compare, paired
+from foveal.reproduce.jobs import Failure, run_all
+from foveal.reproduce.summary import spread, summarise, write_csv
+
+__all__ = [
+    "Cell",
+    "Comparison",
+    "Failure",
+    "cells",
+    "compare",
+    "find_table",
+    "paired",
+    "run_all",
+    "run_path",
+    "spread",
+    "summarise",
+    "write_csv",
+]

@@ -1,0 +1,175 @@
+"""Run many cells, one by one or side by side; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
+
+from foveal.errors import InterruptedRunError, TrainingError, UserError
+from foveal.measure.info import metric_info
+from foveal.reproduce.cells import Cell
+from foveal.runs import RunFolder
+from foveal.tasks.train import build_source, fit
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell, and what went wrong with it."""
+
+    cell: Cell
+    error: Exception
+
+    def __str__(self) -> str:
+        return f"{self.cell}: {self.error}"
+
+
+def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
+    """Train and test one cell in this process."""
+    import torch
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    return fit(cell.recipe, cell.out, data=data, progress=progress)
+
+
+def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[Failure]:
+    """Run the cells that are not done, ``jobs`` at a time; one that fails does not stop the others.
+
+    A dataset that is missing or damaged stops them all before any is trained.
+
+    Args:
+        todo: the cells.
+        data: folder of real datasets.
+        jobs: how many processes run side by side; on one GPU small models fill each other's gaps.
+        say: called with a line for every cell that ends.
+
+    Returns:
+        The failures.
+    """
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: expected at least one")
+    for cell in todo:
+        RunFolder(cell.out).check(cell.recipe)  # a result of other settings must not pass for one of these
+    waiting = [cell for cell in todo if not cell.done]
+    for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
+        build_source(recipe, data)
+    failures: list[Failure] = []
+    ended = _one_by_one(waiting, data) if jobs == 1 else _side_by_side(waiting, data, jobs)
+    for i, (cell, result) in enumerate(ended, 1):
+        try:
+            message = f"[{i}/{len(waiting)}] {cell}: {summary(result())}"
+        except InterruptedRunError:
+            raise
+        except Exception as error:  # reported; the other cells go on
+            failures.append(Failure(cell, error))
+            message = f"[{i}/{len(waiting)}] {cell} FAILED: {error}"
+        say(message)
+    return failures
+
+
+Ended = tuple[Cell, Callable[[], dict[str, Any]]]
+"""A cell, and a function that returns its result or raises what went wrong."""
+
+
+def _one_by_one(waiting: Sequence[Cell], data: str | None) -> Iterator[Ended]:
+    for cell in waiting:
+        yield cell, partial(run_cell, cell, data, None, True)
+
+
+def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Iterator[Ended]:
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    others = set(multiprocessing.active_children())
+    left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, spawn, _obey_the_parent) as pool, _Bars(waiting) as bars:
+        try:
+            while True:
+                # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
+                for cell in itertools.islice(left, jobs - len(running)):
+                    running[pool.submit(run_cell, cell, data, threads, False)] = cell
+                if not running:
+                    return
+                for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result
+                bars.update()
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "a process died, perhaps for lack of memory; fewer --jobs need less. The same command goes on"
+            ) from error
+        except BaseException as stop:  # whatever it was, nobody waits for the results any more
+            for child in set(multiprocessing.active_children()) - others:
+                child.terminate()  # a run can be resumed from its last epoch whenever it is killed
+            if isinstance(stop, KeyboardInterrupt):
+                raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
+            raise
+
+
+def _obey_the_parent() -> None:
+    """In a new process: leave Ctrl-C to the parent, and do not outlive it if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+
+
+class _Bars:
+    """A progress bar for every run under way, read from its journal; nothing where there is no terminal."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.cells = cells
+        self.progress = Progress(
+            "{task.description}", BarColumn(), "{task.fields[status]}", TimeElapsedColumn(), console=Console(stderr=True)
+        )
+        self.bars: dict[int, TaskID] = {}
+
+    def __enter__(self) -> _Bars:
+        if self.progress.console.is_terminal:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.progress.stop()
+
+    def update(self) -> None:
+        """Show how far each run is."""
+        if not self.progress.console.is_terminal:
+            return
+        for i, cell in enumerate(self.cells):
+            if i not in self.bars and RunFolder(cell.out).exists and not cell.done:
+                self.bars[i] = self.progress.add_task(str(cell), total=cell.recipe.train.epochs, status="")
+            if i in self.bars:
+                rows = RunFolder(cell.out).epochs()
+                score = _score(rows[-1]) if rows else ""
+                self.progress.update(self.bars[i], completed=len(rows), status=score, visible=not cell.done)
+
+
+def _score(row: dict[str, Any]) -> str:
+    """The validation score of an epoch."""
+    scores = ((key.removeprefix("val/"), value) for key, value in row.items() if key.startswith("val/"))
+    return next((metric_info(key).with_unit(value) for key, value in scores if key != "loss"), "")
+
+
+def summary(result: dict[str, Any]) -> str:
+    """The metrics of a run in one line."""
+    infos = {key: metric_info(key, result.get("infos", {}).get(key)) for key in result["metrics"]}
+    shown = [(infos[key], value) for key, value in result["metrics"].items() if value is not None and infos[key].better]
+    metrics = " · ".join(f"{info.title.lower()} {info.with_unit(value, 2)}" for info, value in shown[:4])
+    return f"{metrics} · {result['epochs']} epochs · {result['seconds']:.0f} s"

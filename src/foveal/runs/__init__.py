@@ -1,0 +1,12 @@
+"""The run folder: one writer, one reader.
+
+``run.json`` header: format, task, dataset · ``recipe.yaml`` resolved recipe · ``environment.json`` versions, hardware,
+revision · ``metrics.jsonl`` a line for each epoch · ``last.ckpt``, ``best.ckpt`` checkpoints · ``weights.safetensors``
+the chosen model, alone · ``result.json`` the test · ``samples.safetensors`` test samples with their attention.
+"""
+
+from foveal.runs.folder import RunFolder, Stored, find_run
+from foveal.runs.groups import Group, grouped
+from foveal.runs.reading import Run, read_run, read_runs
+
+__all__ = ["Group", "Run", "RunFolder", "Stored", "find_run", "grouped", "read_run", "read_runs"]

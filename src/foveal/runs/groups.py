@@ -1,0 +1,158 @@
+"""Runs that differ only by seed and hardware, put together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from foveal.measure.info import MetricInfo, metric_info
+from foveal.runs.folder import Stored
+from foveal.runs.reading import Run
+
+HARDWARE = {"data.workers"} | {
+    f"train.{key}"
+    for key in ("accelerator", "devices", "nodes", "strategy", "compile", "tensorboard", "threads_backward")
+}
+NO_SETTINGS = ("name", "version")  # keys of a recipe that change nothing in a run
+
+Key = tuple[str, bool, str]
+"""Task, whether the data is embedded, and the dataset."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one recipe on one dataset, which differ by seed."""
+
+    name: str
+    runs: tuple[Run, ...]
+
+    @property
+    def finished(self) -> list[Run]:
+        """The runs with a result."""
+        return [run for run in self.runs if run.finished]
+
+    @property
+    def metrics(self) -> list[str]:
+        """Keys of all metrics of the runs, in the order in which they were measured."""
+        return list(dict.fromkeys(key for run in self.finished for key in run.part("metrics")))
+
+    def info(self, key: str) -> MetricInfo:
+        """What is known of a metric."""
+        stored = next((infos[key] for run in self.finished if key in (infos := run.part("infos"))), None)
+        return metric_info(key, stored)
+
+    def numbers(self, key: str, part: str = "metrics") -> list[float]:
+        """The finite values of ``key`` in a part of the result, one for each finished run that has it."""
+        return [value for run in self.finished if finite(value := run.part(part).get(key))]
+
+    def values(self, key: str) -> list[float]:
+        """The finite values of ``key`` at the top of the result, such as ``parameters`` and ``seconds``."""
+        return [value for run in self.finished if finite(value := run.result.get(key))]
+
+    def published(self, key: str) -> float | None:
+        """What a paper reports of a metric."""
+        numbers = self.numbers(key, "published")
+        return statistics.fmean(numbers) if numbers else None
+
+    def parts(self, metric: str) -> dict[str, list[float]]:
+        """Values of a metric by part (classes, right and wrong answers), one for each finished run that has it."""
+        parts: dict[str, list[float]] = {}
+        for run in self.finished:
+            by_part = run.part("parts").get(metric)
+            for name, value in by_part.items() if isinstance(by_part, dict) else ():
+                if finite(value):
+                    parts.setdefault(name, []).append(value)
+        return parts
+
+    def curve(self, name: str, key: str) -> list[float | None] | None:
+        """A list of a curve averaged over runs place by place, or that of the first run where lengths differ."""
+        curves = [curve for run in self.finished if isinstance(curve := run.part("curves").get(name), dict)]
+        lists = [values for curve in curves if isinstance(values := curve.get(key), list) and values]
+        if not lists:
+            return None
+        columns = zip(*lists, strict=True) if len({len(values) for values in lists}) == 1 else ((v,) for v in lists[0])
+        kept = ([value for value in column if finite(value)] for column in columns)
+        return [sum(values) / len(values) if values else None for values in kept]
+
+    @property
+    def samples(self) -> Stored | None:
+        """The samples of the first run that kept some."""
+        return next((run.samples for run in self.runs if run.samples is not None), None)
+
+
+def grouped(runs: Iterable[Run]) -> dict[Key, list[Group]]:
+    """Sort runs by task and dataset, and put together those that differ only by seed and hardware.
+
+    Groups come in the order of their table's rows, datasets in that of its columns; what is in no table follows by the
+    alphabet. Groups that share a title are told apart by the end of their recipe's name, or by settings that differ.
+    """
+    datasets: dict[Key, dict[_Same, list[Run]]] = {}
+    for run in runs:
+        datasets.setdefault((run.task, run.embedded, run.dataset), {}).setdefault(_same(run), []).append(run)
+
+    def column(item: tuple[Key, dict[_Same, list[Run]]]) -> tuple[Any, ...]:
+        (task, embedded, dataset), groups = item
+        places = [run.place[1] for members in groups.values() for run in members if run.place is not None]
+        return (min(places, default=1000), dataset.casefold(), task, embedded)
+
+    ordered = {}
+    for key, groups in sorted(datasets.items(), key=column):
+        keys = sorted(groups, key=lambda same: _row(same, groups[same]))
+        ordered[key] = [Group(_name(same, keys), tuple(sorted(groups[same], key=_by_seed))) for same in keys]
+    return ordered
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+_Same = tuple[str, str, tuple[tuple[str, str], ...]]  # title, recipe, settings
+
+
+def _row(same: _Same, runs: list[Run]) -> tuple[Any, ...]:
+    places = [run.place[0] for run in runs if run.place is not None]
+    return (min(places, default=1000), same[0].casefold(), same)
+
+
+def _same(run: Run) -> _Same:
+    """What two runs must share to be the same experiment with another seed."""
+    settings = {
+        key: value
+        for key, value in flat(run.settings)
+        if not key.endswith("seed") and key not in HARDWARE and key not in NO_SETTINGS
+    }
+    return run.title, run.recipe_name, tuple(sorted(settings.items()))
+
+
+def flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+    """Dotted keys and values of nested mappings."""
+    if not isinstance(tree, dict):
+        yield path, str(tree)
+        return
+    for key, value in tree.items():
+        yield from flat(value, f"{path}.{key}" if path else str(key))
+
+
+def _name(same: _Same, keys: list[_Same]) -> str:
+    title, recipe, settings = same
+    rivals = [other for other in keys if other[0] == title]
+    recipes = {other[1] for other in rivals}
+    end = recipe[_shared(recipes) :].strip("-_/ ") if len(recipes) > 1 else ""
+    others = [set(other[2]) for other in rivals if other[1] == recipe]
+    own = sorted(pair for pair in settings if not all(pair in other for other in others))[:3]
+    return " ".join([title, *([end] if end else []), *(f"{name}={value}" for name, value in own)])
+
+
+def _shared(words: Iterable[str]) -> int:
+    """How many letters all words begin with."""
+    columns = zip(*words, strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda letters: len(set(letters)) == 1, columns))
+
+
+def _by_seed(run: Run) -> tuple[int, str, str]:
+    return (len(run.seed), run.seed, str(run.folder))

@@ -1,0 +1,46 @@
+"""Checks of the words and numbers that pictures of sentences are drawn from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from foveal.errors import UserError
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def some_words(words: Sequence[str]) -> list[str]:
+    """The words as strings; at least one is required."""
+    if isinstance(words, str):
+        raise UserError("words must be a list of words, got one text; split it first")
+    if not words:
+        raise UserError("there are no words to draw")
+    return [str(word) for word in words]
+
+
+def numbers(values: Sequence[float] | Tensor, name: str, count: int) -> list[float]:
+    """One finite, not negative number for each of ``count`` words."""
+    flat = torch.as_tensor(values).detach().cpu().double()
+    if flat.ndim != 1 or len(flat) != count:
+        raise UserError(f"{name} {tuple(flat.shape)} must be one number for each of the {count} words")
+    if not bool(((flat >= 0) & flat.isfinite()).all()):
+        raise UserError(f"{name} must be finite and not negative; give weights after the softmax")
+    return flat.tolist()
+
+
+def matrix(weights: Sequence[Sequence[float]] | Tensor, name: str, count: int) -> Tensor:
+    """A finite, not negative number for each pair of ``count`` words, float64 (N, N)."""
+    square = torch.as_tensor(weights).detach().cpu().double()
+    if square.shape != (count, count):
+        raise UserError(f"{name} {tuple(square.shape)} must be ({count}, {count}), a row and a column for each word")
+    if not bool(((square >= 0) & square.isfinite()).all()):
+        raise UserError(f"{name} must be finite and not negative; give weights after the softmax")
+    return square

@@ -1,0 +1,125 @@
+"""The recipe sections of task ``classify``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from foveal.errors import UserError
+from foveal.recipe import MeasureOptions, Recipe
+from foveal.tasks.answers import AnswerLoss
+from foveal.typed import check_least
+
+LAYERS = ["layer3", "layer4"]  # of a ResNet: the inner one and the last
+
+
+@dataclass
+class ClassAttention:
+    """Which class attention maps are measured.
+
+    Attributes:
+        layers: names of the inner layer and of the last, or of the last alone; null: ``layer3`` and ``layer4``.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
+        sigma: threshold of the last layer's mask, as a fraction of the map's maximum.
+        omega: sharpness of that mask.
+    """
+
+    layers: list[str] | None = None
+    kind: Literal["channel", "gradcam"] = "channel"
+    sigma: float = 0.55
+    omega: float = 100.0
+
+    def __post_init__(self) -> None:
+        check_layers(self.layers, "measure.class_attention.layers")
+
+
+@dataclass
+class Sharpening:
+    """Separability and consistency of class attention, see :class:`foveal.supervise.Sharpen`.
+
+    The losses are ``separability_inner``, ``separability_last`` and ``consistency_inner``; ``loss.weights`` weighs them.
+
+    Attributes:
+        layers: names of the inner layer and of the last, or of the last alone; null: those of
+            ``measure.class_attention``.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM; null: that of ``measure.class_attention``.
+        order: 1: the losses act through the features; 2: through the gradients as well.
+        theta: the share of inner attention inside the mask that consistency asks for.
+        sigma: threshold of masks, as a fraction of a map's maximum.
+        omega: sharpness of masks.
+        mask: whose mask consistency uses.
+        mask_gradient: let gradients through masks.
+        normalise: divide maps by their own maxima before they are compared.
+        hinge: no reward for a consistency better than ``theta``.
+        batch_norm: whether samples of a batch see each other in the maps' gradients, or ``frozen`` statistics.
+        pairs: with several labels: ``every`` true class against the best other one, or ``one`` pair.
+        positives: with ``every``: most true classes of an image in a step.
+        warmup: epochs without the attention losses.
+    """
+
+    layers: list[str] | None = None
+    kind: Literal["channel", "gradcam"] | None = None
+    order: int = 1
+    theta: float = 0.8
+    sigma: float = 0.55
+    omega: float = 100.0
+    mask: Literal["last", "inner"] = "last"
+    mask_gradient: bool = False
+    normalise: bool = False
+    hinge: bool = False
+    batch_norm: Literal["coupled", "frozen"] = "coupled"
+    pairs: Literal["every", "one"] = "every"
+    positives: int = 3
+    warmup: int = 0
+
+    def __post_init__(self) -> None:
+        check_least(self, "loss.sharpen", order=1, theta=0, positives=1, warmup=0)
+        check_layers(self.layers, "loss.sharpen.layers")
+        if not self.omega > 0:
+            raise UserError(f"loss.sharpen.omega: expected a number above 0, got {self.omega:g}")
+
+
+@dataclass
+class ClassifyLoss(AnswerLoss):
+    """What is minimised.
+
+    Attributes:
+        sharpen: how class attention is supervised; not at all if null.
+    """
+
+    sharpen: Sharpening | None = None
+
+
+@dataclass
+class ClassifyMeasure(MeasureOptions):
+    """What the test measures beyond accuracy or average precision.
+
+    Attributes:
+        class_attention: overlap of the true and the confusing class's maps, and, where the dataset has boxes, whether
+            attention is on the object; whatever is trained. Null: not measured, unless ``loss.sharpen`` trains on it.
+    """
+
+    class_attention: ClassAttention | None = field(default=None)
+
+
+def check_layers(layers: list[str] | None, key: str) -> None:
+    """Raise unless ``layers`` are one or two different names."""
+    if layers is not None and (not 1 <= len(layers) <= 2 or len(set(layers)) < len(layers)):
+        raise UserError(f"{key}: expected an inner and the last layer, or the last alone, got {layers}")
+
+
+def complete(recipe: Recipe) -> Recipe:
+    """The recipe with the layers and the kind of maps that either section leaves to the other."""
+    loss, measure = recipe.loss, recipe.measure
+    sharpen, attention = loss.sharpen, measure.class_attention
+    if sharpen is None and attention is None:
+        return recipe
+    layers = (sharpen and sharpen.layers) or (attention and attention.layers) or LAYERS
+    kind = (sharpen and sharpen.kind) or (attention and attention.kind) or "channel"
+    if sharpen is not None:
+        sharpen = replace(sharpen, layers=sharpen.layers or list(layers), kind=sharpen.kind or kind)
+        if attention is None:
+            attention = ClassAttention(sharpen.layers, sharpen.kind, sharpen.sigma, sharpen.omega)  # type: ignore[arg-type]
+    if attention is not None:
+        attention = replace(attention, layers=attention.layers or list(layers))
+    return replace(recipe, loss=replace(loss, sharpen=sharpen), measure=replace(measure, class_attention=attention))

@@ -1,0 +1,95 @@
+"""Ask finished runs about an input of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from torch import nn
+
+from foveal import registry
+from foveal.errors import UserError
+from foveal.recipe import Recipe, complete
+from foveal.runs import RunFolder, find_run
+from foveal.typed import check_options
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model of a finished run.
+
+    Attributes:
+        folder: the run.
+        recipe: its recipe.
+        model: in eval mode.
+        about: what its task kept of the data.
+    """
+
+    folder: RunFolder
+    recipe: Recipe
+    model: nn.Module
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What models say about one input.
+
+    Attributes:
+        models: title of each model that was asked, and its answers with their probabilities, most probable first;
+            empty for a task that does not answer with classes.
+        picture: where the models looked, or what they found; None if there is nothing to draw.
+        lines: what a terminal shows for each model, by title.
+        remark: what else there is to say.
+        data: plain values for a JSON file, or None.
+        stem: beginning of the names of files that are written.
+    """
+
+    models: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
+    picture: Image.Image | None = None
+    lines: dict[str, list[str]] = field(default_factory=dict)
+    remark: str = ""
+    data: Any = None
+    stem: str = "prediction"
+
+    @property
+    def answers(self) -> list[tuple[str, float]]:
+        """Those of the run that was asked first."""
+        return next(iter(self.models.values()))
+
+
+def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = None, **options: Any) -> Prediction:
+    """What the model of ``run`` says about an input, and where it looks.
+
+    Args:
+        run: a finished run folder.
+        inputs: what the task takes: an image file, an image file and a query, a text or a text file, ….
+        beside: another run of the same task, asked the same and drawn beside.
+        options: the task's own, such as ``label``, the true class.
+    """
+    from foveal.tasks.train import load_model
+
+    folders = [find_run(folder) for folder in (run, beside) if folder is not None]
+    if len(folders) == 2 and folders[0].path.resolve() == folders[1].path.resolve():
+        raise UserError(f"{folders[1]} is the same run; name another one to draw beside it")
+    runs = [Trained(folder, complete(folder.recipe()), *load_model(folder.path)) for folder in folders]
+    first, *others = runs
+    for other in others:
+        if other.recipe.task != first.recipe.task:
+            raise UserError(
+                f"{other.folder} is a run of task {other.recipe.task} and cannot stand beside {first.folder} of task "
+                f"{first.recipe.task}"
+            )
+    task = registry.tasks.get(first.recipe.task)
+    known = {key: value for key, value in options.items() if value not in (None, [], ())}
+    check_options(task.predict, known, f"task {first.recipe.task}")
+    return task.predict(runs, [str(value) for value in inputs if value is not None], **known)
+
+
+def titles(runs: Sequence[Trained]) -> list[str]:
+    """A title for each run; their folders if the titles are the same."""
+    names = [run.recipe.title for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]

@@ -1,0 +1,315 @@
+"""Train and test a recipe in a run folder, with Lightning's Trainer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import statistics
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+from torch import Tensor
+
+from foveal.data import Source, data_root, dataset
+from foveal.errors import InterruptedRunError, RunError, UserError
+from foveal.plugins import plugin_names
+from foveal.recipe import Recipe, complete
+from foveal.runs import RunFolder, Stored, find_run
+from foveal.runs.checkpoints import SafeCheckpointIO
+from foveal.runs.folder import quoted, resume_advice
+from foveal.tasks.averaging import averaging_callback
+from foveal.tasks.base import Task, find_task
+from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
+from foveal.typed import parse
+
+PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
+QUIET = (  # warnings of Lightning's for people who write Trainer code
+    ".*does not have many workers.*",
+    ".*reload_dataloaders.*",
+    ".*`isinstance.treespec.*",
+    ".*Checkpoint directory.*",
+    ".*smaller than the logging interval.*",
+)
+
+
+class Feed(L.LightningDataModule):
+    """Hands a dataset's batches to the Trainer, each epoch's anew."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task, self.recipe = task, task.recipe
+
+    def _loader(self, split: str, batch: int) -> Iterable[dict[str, Tensor]]:
+        trainer = self.trainer
+        assert trainer is not None
+        place: dict[str, Any] = {
+            "rank": trainer.global_rank,
+            "world": trainer.world_size,
+            "device": trainer.strategy.root_device,
+            "epoch": trainer.current_epoch,
+            "seed": self.recipe.seed,
+        }
+        source = self.task.source
+        if self.task.masks(split):
+            try:
+                return source.loader(split, batch, masks=True, **place)
+            except UserError:
+                if self.task.attention_losses.need_masks:
+                    raise
+        return source.loader(split, batch, **place)
+
+    def train_dataloader(self) -> Any:
+        """This epoch's training batches."""
+        return self._loader("train", self.recipe.train.batch)
+
+    def val_dataloader(self) -> Any:
+        """Validation batches."""
+        return self._loader("val", self.recipe.train.eval_batch)
+
+    def test_dataloader(self) -> Any:
+        """Test batches."""
+        return self._loader("test", self.recipe.train.eval_batch)
+
+
+def build_source(recipe: Recipe, data: str | Path | None = None) -> Source:
+    """The recipe's dataset; raises now if its files are missing."""
+    entry = dataset(recipe.data["name"])
+    options = parse(entry.options, {k: v for k, v in recipe.data.items() if k != "name"}, "data")
+    return _build_source(entry.name, options, data_root(data))
+
+
+@lru_cache(maxsize=3)
+def _build_source(name: str, options: Any, root: Path | None) -> Source:
+    """Several runs in one process share a dataset and what it holds in memory."""
+    return dataset(name).build(options, root)
+
+
+def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Trainer:
+    train = recipe.train
+    logger: Any = False
+    if train.tensorboard:
+        try:
+            from lightning.pytorch.loggers import TensorBoardLogger
+
+            logger = TensorBoardLogger(out, name="", version="tensorboard")
+        except ModuleNotFoundError as error:
+            raise UserError("train.tensorboard=true needs TensorBoard: install foveal[tensorboard]") from error
+    settings: dict[str, Any] = {
+        "accelerator": train.accelerator,
+        "devices": train.devices,
+        "num_nodes": train.nodes,
+        "strategy": train.strategy,
+        "precision": PRECISIONS[train.precision],
+        "max_epochs": train.epochs,
+        "accumulate_grad_batches": train.accumulate,
+        "gradient_clip_val": recipe.optim.clip,
+        "reload_dataloaders_every_n_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "inference_mode": False,
+        "benchmark": True,
+        "use_distributed_sampler": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": logger,
+        "callbacks": callbacks,
+        "plugins": [SafeCheckpointIO()],
+        "default_root_dir": out,
+    }
+    torch.set_float32_matmul_precision("high")
+    try:
+        return L.Trainer(**settings)
+    except (TypeError, ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
+        raise UserError(f"train: {' '.join(str(error).split())}") from error
+
+
+def _quiet() -> None:
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for message in QUIET:
+        warnings.filterwarnings("ignore", message)
+
+
+def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, progress: bool = True) -> dict[str, Any]:
+    """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
+
+    A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
+    again, but weights that are missing or damaged are written again from its checkpoint. Whatever can be wrong with
+    the recipe or the data is found before training starts.
+
+    Args:
+        recipe: what to train.
+        out: the run folder.
+        data: folder of real datasets, instead of ``FOVEAL_DATA``.
+        progress: show a progress bar.
+
+    Returns:
+        The content of ``result.json``.
+    """
+    _quiet()
+    folder, recipe = RunFolder(Path(out)), complete(recipe)
+    folder.check(recipe)
+    if folder.finished:
+        _mend(recipe, folder, data)
+        return folder.result()
+    L.seed_everything(recipe.seed, verbose=False)
+    source = build_source(recipe, data)
+    task = find_task(recipe.task)(recipe, source)
+    trainer = _trainer(recipe, folder.path, _callbacks(task, folder, progress))
+    header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names()}
+    with folder.opened(recipe, header) if not _follower() else contextlib.nullcontext(), _stoppable(folder):
+        resumed = folder.last if folder.last.exists() else None
+        if resumed is not None:
+            _chosen(recipe, folder)  # without it, the last epoch would be trained for nothing
+        trainer.fit(task, datamodule=Feed(task), ckpt_path=resumed)
+        if trainer.is_global_zero:
+            _export(task, folder)
+        trainer.strategy.barrier()
+        result = _test(task, folder)
+        if trainer.is_global_zero:
+            _keep(task, result, folder, resume_advice(folder.path))
+        return result
+
+
+def _callbacks(task: Task, folder: RunFolder, progress: bool) -> list[L.Callback]:
+    recipe = task.recipe
+    callbacks: list[L.Callback] = [LossGuard(), StepTimer(), Journal(folder)]
+    if progress:
+        callbacks.append(ProgressLine(f"{task.source.title} {recipe.title}", task.score))
+    if (averaging := averaging_callback(recipe.optim)) is not None:
+        callbacks.append(averaging)
+    if recipe.train.patience is not None:
+        callbacks.append(Patience(task.val_key, patience=recipe.train.patience, mode=task.mode))
+    place: dict[str, Any] = {"dirpath": folder.path, "enable_version_counter": False}
+    callbacks.append(
+        Checkpoint(filename="best", monitor=task.val_key, mode=task.mode, save_weights_only=True, **place)
+    )
+    callbacks.append(Checkpoint(filename="last", save_on_train_epoch_end=True, **place))
+    return callbacks
+
+
+def _follower() -> bool:
+    """Whether another process started this one to train with it and does the writing."""
+    return getattr(rank_zero_only, "rank", 0) != 0
+
+
+@contextlib.contextmanager
+def _stoppable(folder: RunFolder) -> Iterator[None]:
+    """Turn a user's Ctrl-C into an error that says how to go on."""
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if main else None
+    try:
+        yield
+    except SystemExit as stop:  # what Lightning raises on Ctrl-C, after its callbacks have run
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if folder.finished:
+            raise InterruptedRunError(f"stopped. The earlier result in {folder} is untouched") from stop
+        whole = folder.last.exists()
+        start = "from the last whole epoch" if whole else "from the beginning: no epoch was finished"
+        raise InterruptedRunError(f"stopped. Resume {start} with: foveal train {quoted(folder.path)}") from stop
+
+
+def _mend(recipe: Recipe, folder: RunFolder, data: str | Path | None) -> None:
+    """Write the weights of a finished run again if they are missing or damaged."""
+    try:
+        folder.tensors("weights.safetensors")
+    except RunError:
+        if not _follower():
+            _chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
+            source = build_source(recipe, data)
+            with folder.opened(recipe, {}):
+                _export(find_task(recipe.task)(recipe, source), folder)
+
+
+def _chosen(recipe: Recipe, folder: RunFolder) -> dict[str, Tensor]:
+    """State of the epoch to be tested."""
+    return SafeCheckpointIO().load_checkpoint(folder.file(f"{recipe.train.select}.ckpt"), "cpu")["state_dict"]
+
+
+def _export(task: Task, folder: RunFolder) -> None:
+    """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
+    state = _chosen(task.recipe, folder)
+    weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
+    folder.write_tensors("weights.safetensors", Stored(weights, task.about()))
+
+
+def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
+    """What the test of the weights in ``folder`` gives."""
+    recipe, source = task.recipe, task.source
+    task.model.load_state_dict(folder.tensors("weights.safetensors").tensors)
+    _trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
+    rows = folder.epochs()
+    scores = [row[task.val_key] for row in rows if task.val_key in row]
+    steps = [row["train/step_seconds"] for row in rows if row.get("train/step_seconds")]
+    best = min if task.mode == "min" else max
+    return {
+        "task": recipe.task,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "dataset": source.title,
+        "cell": None if recipe.cell is None else vars(recipe.cell),
+        "seed": recipe.seed,
+        "embedded": source.embedded,
+        "data": source.describe(),
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "epochs": len(rows),
+        "best_epoch": scores.index(best(scores)) if scores else None,
+        "seconds": rows[-1]["seconds"] if rows else None,
+        "step_seconds": statistics.median(steps) if steps else None,
+        "published": recipe.published,
+        **task.results().dump(),
+    }
+
+
+def _keep(task: Task, result: dict[str, Any], folder: RunFolder, otherwise: str) -> None:
+    """Write the test's samples and result."""
+    about = task.about() | {"sites": task.sites}
+    folder.write_tensors("samples.safetensors", Stored(task.samples, about), otherwise)
+    folder.write_result(result, otherwise)
+
+
+def evaluate(
+    out: str | Path, *, data: str | Path | None = None, tell: Callable[[dict[str, Any]], None] | None = None
+) -> dict[str, Any]:
+    """Test the finished run in ``out`` again and rewrite its result.
+
+    Args:
+        out: the run folder.
+        data: folder of real datasets, instead of ``FOVEAL_DATA``.
+        tell: called with the result before it is written, so that it is known even if it cannot be.
+    """
+    _quiet()
+    folder = find_run(out)
+    recipe = complete(folder.recipe())
+    source = build_source(recipe, data)
+    task = find_task(recipe.task)(recipe, source, load_model(folder.path)[0])
+    with _stoppable(folder):
+        result = _test(task, folder)
+    if tell is not None:
+        tell(result)
+    if not _follower():
+        again = f"foveal test {quoted(folder.path)}"
+        _keep(task, result, folder, f"Free some space or make the folder writable, then test again with: {again}")
+    return result
+
+
+def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """The trained model of a run in eval mode, and what its task keeps of the data: ``answers``, ``size``, …."""
+    folder = find_run(out)
+    recipe = complete(folder.recipe())
+    stored = folder.tensors("weights.safetensors")
+    model = find_task(recipe.task).rebuild(recipe, stored.about)
+    try:
+        model.load_state_dict(stored.tensors)
+    except RuntimeError as error:
+        file = folder.file("weights.safetensors")
+        raise RunError(f"{file} does not fit the model of recipe.yaml: {error}") from error
+    return model.eval(), stored.about

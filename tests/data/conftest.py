@@ -1,0 +1,6 @@
+"""Makes ``small_files`` importable by the tests below this folder."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from foveal.data import dataset
+from foveal.data.embedded.confusion import (
+    COUNTS,
+    SHAPES,
+    SIDE,
+    confusion,
+    digit_boxes,
+    generate,
+    read_confusion,
+    shapes,
+)
+from foveal.data.images.classification import ImageOptions
+
+
+def test_the_first_images_are_the_same_however_many_there_are() -> None:
+    few, many = generate("train", 7), generate("train", 30)
+    for name, value in vars(few).items():
+        assert torch.equal(value, getattr(many, name)[:7])
+    assert not torch.equal(few.image, generate("test", 7).image)
+    assert not torch.equal(few.image, generate("train", 7, seed=1).image)
+
+
+def test_both_objects_are_there_apart_and_brighter_than_the_ground() -> None:
+    made = generate("test", 60)
+    assert made.image.shape == (60, 3, SIDE, SIDE)
+    assert made.image.dtype == torch.uint8
+    assert not (made.digit_mask & made.shape_mask).any()
+    level = made.image.float().mean(1)
+    for mask in (made.digit_mask, made.shape_mask):
+        assert (mask.sum((1, 2)) > 20).all()
+        on = (level * mask).sum((1, 2)) / mask.sum((1, 2))
+        ground = ~(made.digit_mask | made.shape_mask)
+        off = (level * ground).sum((1, 2)) / ground.sum((1, 2))
+        assert (on > off).all()
+
+
+def test_shapes_fit_the_pair_in_training_only() -> None:
+    splits = {split: confusion(split) for split in COUNTS}
+    fits = {split: (made.shape == made.label // 2).float().mean() for split, made in splits.items()}
+    chance = 1 / len(SHAPES)
+    assert fits["train"] == pytest.approx(0.9 + 0.1 * chance, abs=0.02)
+    for split in ("val", "test"):
+        assert fits[split] == pytest.approx(chance, abs=0.04)
+    for made in splits.values():
+        assert made.label.bincount().tolist() == [len(made.label) // 10] * 10
+
+
+def test_no_two_shapes_are_alike() -> None:
+    drawn = (shapes() > 0).float()
+    assert len(drawn) == len(SHAPES)
+    for i in range(len(drawn)):
+        for j in range(i):
+            shared = (drawn[i] * drawn[j]).sum() / torch.maximum(drawn[i], drawn[j]).sum()
+            assert shared < 0.75
+
+
+def test_it_is_a_dataset_like_the_others(tmp_path) -> None:
+    entry = dataset("confusion")
+    assert entry.status(None).there
+    source = entry.build(ImageOptions(workers=0), None)
+    assert source.embedded
+    assert "misleading" in entry.summary
+    assert "confusion" in source.describe()
+    batch = next(iter(source.loader("test", 8, device=torch.device("cpu"))))
+    assert batch["image"].shape == (8, 3, SIDE, SIDE)
+    found = read_confusion(tmp_path)
+    assert {split: len(samples) for split, samples in found.splits.items()} == COUNTS
+    assert torch.equal(batch["label"], found.splits["test"].labels[batch["index"]])
+
+
+def test_boxes_are_those_of_the_digits() -> None:
+    made = generate("test", 20)
+    for box, label, mask in zip(digit_boxes(made), made.label, made.digit_mask, strict=True):
+        rows, columns = mask.nonzero().T
+        expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+        assert ((box[0, 1:] + 0.5) * SIDE).round().tolist() == [int(end) for end in expected]
+        assert box[0, 0] == label
+    source = dataset("confusion").build(ImageOptions(size=SIDE // 2), None)
+    torch.testing.assert_close(source.boxes()[:20, :, 1:], (digit_boxes(made)[..., 1:] + 0.5) * SIDE / 2)

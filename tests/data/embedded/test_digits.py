@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from foveal.data import dataset
+from foveal.data.embedded.digits import read_digits, sklearn_digits
+
+
+def test_embedded_digits_need_nothing(tmp_path):
+    entry = dataset("digits")
+    assert entry.status(None).there
+    found = read_digits(tmp_path)
+    assert {split: len(samples) for split, samples in found.splits.items()} == {"train": 1400, "test": 397}
+    pixels = found.splits["test"].images
+    assert (pixels.shape[1:], pixels.dtype) == ((3, 32, 32), torch.uint8)
+    assert pixels.max() > 240
+    assert torch.equal(pixels[:, 0], pixels[:, 2])
+
+
+@pytest.fixture
+def images():
+    return torch.arange(20 * 28 * 28).remainder(256).to(torch.uint8).view(20, 28, 28)
+
+
+@pytest.fixture
+def labels():
+    return torch.arange(20).remainder(10).to(torch.uint8)
+
+
+def test_embedded_digits():
+    (train, train_labels), (test, test_labels) = sklearn_digits("train"), sklearn_digits("test")
+    assert train.shape == (1400, 10, 10)
+    assert test.shape == (397, 10, 10)
+    for images, labels in ((train, train_labels), (test, test_labels)):
+        assert images.dtype == torch.uint8
+        assert images.max() == 255
+        assert (images[:, [0, -1]] == 0).all()
+        assert (images[:, :, [0, -1]] == 0).all()
+        assert labels.bincount().shape == (10,)
+        assert labels.bincount().min() > 30

@@ -1,0 +1,16 @@
+import pytest
+
+from foveal.data.formats.conllu import read_conllu
+from foveal.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), ("1\tx\n", "2 fields instead of 10"), ("# nothing\n", "no tagged sentence")],
+)
+def test_damaged_samples(tmp_path, content, said):
+    file = tmp_path / "some.conllu"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(DataError, match=said):
+        read_conllu(file)

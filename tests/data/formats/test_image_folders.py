@@ -1,0 +1,58 @@
+import pytest
+from small_files import build, listed, save, write
+
+from foveal.data.formats.image_folders import read_folder
+from foveal.data.images.reading import image_files
+from foveal.errors import DataError
+
+
+def test_folder_with_splits(tmp_path):
+    for name in ("b", "a", "c"):
+        save(tmp_path / "train" / name / "2.JPEG")
+        save(tmp_path / "train" / name / "more" / "1.png")
+    save(tmp_path / "val" / "c" / "v.jpg")
+    save(tmp_path / "test" / "b" / "t.jpg")
+    found = read_folder(tmp_path)
+    assert found.answers == ["a", "b", "c"]
+    assert listed(found.splits["train"]) == [
+        ("2.JPEG", 0), ("1.png", 0), ("2.JPEG", 1), ("1.png", 1), ("2.JPEG", 2), ("1.png", 2)
+    ]  # fmt: skip
+    assert listed(found.splits["val"]) == [("v.jpg", 2)]
+    assert listed(found.splits["test"]) == [("t.jpg", 1)]
+
+
+def test_folder_of_classes_alone(tmp_path):
+    for name in ("dog", "cat"):
+        for n in range(10):
+            save(tmp_path / "imagefolder" / name / f"{n}.jpg")
+    assert list(read_folder(tmp_path / "imagefolder").splits) == ["train"]
+    source = build("imagefolder", tmp_path, size=8)
+    assert [source.splits[s].labels.bincount().tolist() for s in ("train", "val", "test")] == [[7, 7], [1, 1], [2, 2]]
+    assert "divided at random" in source.describe()
+
+
+def test_only_image_files_count(tmp_path):
+    write(tmp_path / "a" / "notes.txt", "")
+    write(tmp_path / "a" / "._1.jpg", "")  # what macOS puts into archives
+    save(tmp_path / "a" / "1.jpg")
+    assert [file.name for file in image_files(tmp_path)] == ["1.jpg"]
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    with pytest.raises(DataError, match="has no class folders; expected one folder of images for each class"):
+        read_folder(tmp_path)
+    save(tmp_path / "1.jpg")
+    with pytest.raises(DataError, match="has no class folders but image files; sort them"):
+        read_folder(tmp_path)
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError, match=r"a holds no image files; add some or remove the folder"):
+        read_folder(tmp_path)
+    save(tmp_path / "test" / "a" / "1.jpg")
+    with pytest.raises(DataError, match="has test but no train folder"):
+        read_folder(tmp_path)
+    save(tmp_path / "train" / "bird" / "1.jpg")
+    save(tmp_path / "val" / "birb" / "1.jpg")
+    with pytest.raises(
+        DataError, match=r"val: unknown class 'birb'; did you mean 'bird'\?; training has no such folder"
+    ):
+        read_folder(tmp_path)

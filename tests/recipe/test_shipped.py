@@ -1,0 +1,220 @@
+"""The recipes that come with foveal: all of them are valid, known by their former names, and what results name."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+
+import pytest
+
+from foveal import registry
+from foveal.recipe import available, load
+from foveal.recipe.grids import find_cell, former_names, grids, plain_recipes, shipped
+from foveal.recipe.optim import RMSprop
+from foveal.recipe.schedules import Stairs
+from foveal.typed import parse
+
+RESULTS = sorted((Path(__file__).resolve().parents[2] / "results").glob("*.csv"))
+TABLES = {  # rows and columns
+    "aw/cifar10": (6, 1),
+    "aw/table1": (17, 1),
+    "demo/document": (3, 0),
+    "demo/refer": (5, 0),
+    "fan/ablations": (8, 1),
+    "fan/table6": (3, 1),
+    "fan/table6-ours": (3, 1),
+    "fan/table6-stripped": (3, 1),
+    "fan/table6-yahoo": (3, 2),
+    "fan/table8": (4, 1),
+    "hattnet/table1": (5, 3),
+    "hattnet/table1-ours": (5, 3),
+    "hattnet/table2": (3, 2),
+    "icasc/ablation": (16, 1),
+    "icasc/caltech256": (6, 1),
+    "icasc/cifar100": (3, 1),
+    "icasc/confusion": (4, 1),
+    "icasc/confusion-ablation": (8, 1),
+    "icasc/cub100-lite": (4, 1),
+    "icasc/cub200": (6, 1),
+    "icasc/imagenet": (3, 1),
+    "icasc/voc2012": (3, 1),
+    "icasc/voc2012-lite": (4, 1),
+}
+
+
+def test_tables():
+    assert {name: (len(grid.rows), len(grid.columns)) for name, grid in grids().items()} == TABLES
+    assert plain_recipes() == ["demo/classify"]
+    assert (
+        len(available())
+        == len(set(available()))
+        == 1 + sum(rows * max(1, columns) for rows, columns in TABLES.values())
+    )
+    assert all(grid.about for grid in grids().values())
+
+
+@pytest.mark.parametrize("table", [*TABLES, "demo/classify"])
+def test_every_cell_is_valid(table):
+    for name in [name for name in available() if name == table or name.rpartition("/")[0] == table]:
+        recipe = load(name)
+        assert recipe.name == name
+        assert recipe.title
+        if table in grids():
+            grid, cell, hint = find_cell(name)
+            assert hint is None
+            assert (recipe.cell.table, recipe.cell.row, recipe.cell.column) == (table, *grid.titles(cell))
+            assert (
+                list(grid.cells()).index(cell)
+                == recipe.cell.place[0] * max(1, len(grid.columns)) + recipe.cell.place[1]
+            )
+            assert recipe.published == grid.numbers(cell)
+        options = {key: value for key, value in recipe.data.items() if key != "name"}
+        parse(registry.datasets.get(recipe.data["name"]).options, options, "data")
+
+
+def test_models_take_the_options_that_recipes_give():
+    import timm
+
+    from foveal.models import list_models
+    from foveal.models.registry import accepts
+
+    seen = {name: load(name).model for name in available()}
+    for name, model in seen.items():
+        options = [key for key in model if key not in ("name", "checkpoint")]
+        if model["name"] in list_models():
+            assert all(accepts(model["name"], key) for key in options), name
+        else:
+            assert timm.is_model(model["name"]), name
+            assert not options, name
+
+
+# Former names -----------------------------------------------------------------------------------------------
+
+REFERRING = ("stn", "soft", "hard", "hattnet", "hattnet-ctx")
+DOCUMENT = ("hatt", "fan-unsup", "fan-sup")
+FORMER = (
+    {f"demo/{row}": f"demo/refer/{row}" for row in REFERRING}
+    | {
+        f"demo/document{end}": f"demo/document/{row}"
+        for end, row in (("", "sup"), ("-hatt", "hatt"), ("-unsup", "unsup"))
+    }
+    | {f"demo/confusion-{row}": f"icasc/confusion/{row}" for row in ("baseline", "gradcam", "ach", "sharpened")}
+    | {
+        f"hattnet/{data}-{row}{end}": f"hattnet/table1{end}/{data}-{row}"
+        for data, row, end in itertools.product(("mref", "mdist", "mbg"), REFERRING, ("", "-ours"))
+    }
+    | {f"hattnet/vg-{row}": f"hattnet/table2/attention-{row}" for row in ("soft", "hard", "hattnet-ctx")}
+    | {f"hattnet/vg-{row}-prior": f"hattnet/table2/prior-{row}" for row in ("soft", "hard", "hattnet-ctx")}
+    | {
+        f"fan/news-{row}{end}": f"fan/table6{end}/{row}"
+        for row, end in itertools.product(DOCUMENT, ("", "-ours", "-stripped"))
+    }
+    | {f"fan/yahoo-{size}-{row}": f"fan/table6-yahoo/{size}-{row}" for size in ("mini", "half") for row in DOCUMENT}
+    | {"fan/news-target-semantic": "fan/table8/semantic", "fan/news-loss-smooth-l1": "fan/ablations/smooth-l1"}
+    | {"aw/resnet50": "aw/table1/resnet50", "aw/aw-cbam-mobilenet-spatial": "aw/table1/aw-cbam-mobilenet-spatial"}
+    | {"aw/cifar10-resnet20": "aw/cifar10/resnet20", "aw/cifar10-aw-se-resnet20": "aw/cifar10/aw-se-resnet20"}
+    | {
+        "icasc/confusion-last-ach": "icasc/confusion-ablation/last-ach",
+        "icasc/ablation-order2": "icasc/ablation/order2",
+    }
+    | {
+        f"icasc/{data}-{row}": f"icasc/{data}/{row}"
+        for data in ("voc2012", "voc2012-lite", "cub100-lite", "cifar100", "imagenet")
+        for row in ("baseline", "gradcam", "ach")
+    }
+    | {"icasc/voc2012-lite-baseline-gradcam": "icasc/voc2012-lite/baseline-gradcam"}
+    | {f"icasc/{n}-ach": f"icasc/{t}/{r}-ach" for n, t, r in [("caltech256-vgg19", "caltech256", "vgg19")]}
+    | {"icasc/cub200-resnet101-baseline": "icasc/cub200/resnet101-baseline"}
+)
+
+
+def test_former_names():
+    assert former_names().items() >= FORMER.items()
+
+
+def test_every_cell_of_a_table_had_one_former_name():
+    cells = [name for name in available() if name != "demo/classify"]
+    assert sorted(former_names().values()) == sorted(cells)
+    assert not set(former_names()) & set(available())
+
+
+# What recipes say -------------------------------------------------------------------------------------------
+
+
+def test_the_recipe_of_the_paper():
+    """As in the authors' code, in the precision that results were made with."""
+    recipe = load("hattnet/table1/mref-hattnet-ctx")
+    assert recipe.optim == RMSprop(
+        lr=0.003, alpha=0.9, eps=1e-3, clip=5.0, schedule=Stairs(after=30, every=11, factor=1.5)
+    )
+    assert (recipe.train.epochs, recipe.train.patience, recipe.train.batch) == (300, 50, 200)
+    assert recipe.train.precision == "bf16"
+    assert recipe.loss.floor == 1e-5
+    assert recipe.data == {"digits": "mnist", "sources": "pooled", "triples": [30000, 10000, 10000], "name": "mref"}
+    assert recipe.published == {"accuracy": 0.9851, "true_positive_strength": 0.2259}
+
+
+ACCURACY = {  # fractions of a hundred, as printed
+    "STN": (39.10, 38.32, 32.27),
+    "SOFT": (82.94, 75.73, 53.77),
+    "HARD": (81.84, 78.49, 55.84),
+    "HAttNet": (95.92, 91.65, 69.46),
+    "HAttNet-CTX": (98.51, 96.02, 81.01),
+}
+STRENGTH = {
+    "SOFT": (13.61, 12.56, 6.73),
+    "HARD": (13.95, 13.81, 7.64),
+    "HAttNet": (17.39, 13.10, 8.62),
+    "HAttNet-CTX": (22.59, 22.80, 11.01),
+}
+
+
+@pytest.mark.parametrize("table", ["hattnet/table1", "hattnet/table1-ours"])
+@pytest.mark.parametrize("row", ACCURACY)
+def test_published_numbers(row, table):
+    for i, column in enumerate(("MREF", "MDIST", "MBG")):
+        raw, _ = shipped(f"{table}/{column.lower()}-{row.lower()}")
+        assert (raw["cell"]["row"], raw["cell"]["column"]) == (row, column)
+        assert raw["published"]["accuracy"] == pytest.approx(ACCURACY[row][i] / 100)
+        strength = raw["published"].get("true_positive_strength")
+        assert strength is None if row == "STN" else strength == pytest.approx(STRENGTH[row][i] / 100)
+
+
+def test_baselines_measure_class_attention_without_training_on_it():
+    baseline, gradcam = load("icasc/voc2012-lite/baseline"), load("icasc/voc2012-lite/gradcam")
+    assert baseline.loss.sharpen is None
+    assert baseline.measure.class_attention.layers == gradcam.measure.class_attention.layers
+    assert baseline.measure.class_attention.kind == "channel"
+    assert gradcam.loss.sharpen is not None
+    assert gradcam.measure.class_attention.kind == "gradcam"
+
+
+# Results ----------------------------------------------------------------------------------------------------
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+MEASURED = [path for path in RESULTS if "recipe" in rows(path)[0]]
+
+
+def test_results_are_found():
+    assert {path.name for path in MEASURED} >= {"aw.csv", "fan-documents.csv", "hattnet.csv", "icasc.csv"}
+    assert all(path.name.startswith("bench-") for path in RESULTS if path not in MEASURED)
+
+
+@pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.stem)
+def test_results_are_those_of_cells(path):
+    """A row names a cell that exists, and its titles, published number and precision are the cell's."""
+    precisions = {name: load(name).train.precision for name in {row["recipe"] for row in rows(path)}}
+    for row in rows(path):
+        grid, cell, hint = find_cell(row["recipe"])
+        assert hint is None, row["recipe"]
+        assert row["table"] == grid.name
+        assert (row["model"], row["dataset"]) == grid.titles(cell)
+        published = grid.numbers(cell).get(row["metric"])
+        assert row["published"] == ("" if published is None else f"{published:g}"), row
+        assert row["precision"] == precisions[row["recipe"]], row["recipe"]
