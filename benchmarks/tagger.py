@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from foveal.data import data_root
-from foveal.data.text.tagging import accuracy, find_tagger, read_conllu
+from foveal.data.formats.conllu import read_conllu
+from foveal.data.text.tagging import accuracy, find_tagger
 from foveal.errors import UserError
 
 

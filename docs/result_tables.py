@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expected import AGAIN, COMPARED, TABLES, UNTIMED
 
-from foveal.measure.info import MetricInfo, metric_info
+from foveal.measure.info import metric_info
 from foveal.recipe.grids import grids
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,7 @@ def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str
     paper, name = table.split("/")
     theirs = read(published / f"{paper}-{name.removesuffix('-lite')}.csv")
     ours = Table.of(table, read(folder / f"{paper}.csv"), again=False)
-    values = {(row["metric"], row["model"]): show(row["metric"], row["mean"]) for row in ours.rows}
+    values = {(row["metric"], row["model"]): show(row) for row in ours.rows}
     models = [model for model in ours.models if any(row["model"] == model for row in ours.rows)]
     heads = [*theirs[0], *(f"ours, {model}" for model in models)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
@@ -115,18 +115,15 @@ def classes(table: str, folder: Path = RESULTS, published: Path = PAPERS) -> str
 def splits(name: str, folder: Path = RESULTS) -> str:
     """Measures of attention where the answer was right and where it was wrong."""
     table = Table.of(name, read(folder / f"{name.split('/')[0]}.csv"))
-    values = {(row["model"], row["metric"]): row["mean"] for row in table.rows}
+    values = {(row["model"], row["metric"]): show(row, digits=1) for row in table.rows}
     metrics = _once(metric.removesuffix("/wrong") for _, metric in values if metric.endswith("/wrong"))
     metrics = tuple(metric for metric in _once([*table.measured(), *metrics]) if metric in metrics)
     if not metrics:
         return f"Right and wrong answers: {MISSING}."
     lines = [f"| right / wrong | {' | '.join(map(head, metrics))} |", "|---|" + "---:|" * len(metrics)]
     for model in table.models:
-        pairs = [[values.get((model, f"{metric}/{part}")) for part in ("right", "wrong")] for metric in metrics]
-        cells = [
-            " / ".join("–" if mean is None else show(metric, mean, digits=1) for mean in pair)
-            for metric, pair in zip(metrics, pairs, strict=True)
-        ]
+        pairs = [[values.get((model, f"{metric}/{part}"), "–") for part in ("right", "wrong")] for metric in metrics]
+        cells = [" / ".join(pair) for pair in pairs]
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -209,14 +206,18 @@ def head(metric: str) -> str:
     return info.title if info.unit == "%" else info.heading
 
 
-def show(metric: str, value: str, spread: str = "", digits: int = 2) -> str:
+def show(row: Row, key: str = "mean", spread: str = "", digits: int = 2) -> str:
     """A value of a results file in the unit of its metric.
 
-    >>> show("accuracy", "0.98123", "0.001")
+    >>> show({"metric": "accuracy", "mean": "0.98123", "std": "0.001"}, spread="std")
     '98.12 ± 0.10'
+    >>> show({"metric": "bleu", "mean": "27.31", "unit": ""})
+    '27.31'
     """
-    info: MetricInfo = metric_info(metric)
-    return info.show(float(value), float(spread) if spread else None, digits=digits)
+    info = metric_info(row["metric"])
+    if "unit" in row:
+        info = replace(info, unit=row["unit"])
+    return info.show(float(row[key]), float(row[spread]) if row.get(spread) else None, digits=digits)
 
 
 def cost(row: Row | None, timed: bool = True) -> list[str]:
@@ -239,9 +240,9 @@ def cell(row: Row | None) -> str:
     """
     if row is None:
         return MISSING
-    ours = show(row["metric"], row["mean"], row["std"])
+    ours = show(row, spread="std")
     star = r"\*" if row["embedded"] == "True" else ""
-    return f"{ours}{star} ({show(row['metric'], row['published'])})" if row["published"] else f"{ours}{star}"
+    return f"{ours}{star} ({show(row, 'published')})" if row["published"] else f"{ours}{star}"
 
 
 def conditions(rows: Collection[Row]) -> str:

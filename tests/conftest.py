@@ -16,6 +16,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--run-slow", action="store_true", help="also run the tests that are marked slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--run-slow"):
+        skip = pytest.mark.skip(reason="slow: give --run-slow to run it")
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(skip)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory):
     """Tests neither use nor fill the user's cache."""

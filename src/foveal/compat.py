@@ -37,9 +37,12 @@ _batch_norm_impl = _private(torch, "_batch_norm_impl_index")
 _batch_norm_impl_backward = _private(torch.ops.aten, "_batch_norm_impl_index_backward")
 _clear_workspaces = _private(torch, "_C._cuda_clearCublasWorkspaces")
 
-BATCH_NORM: tuple[type[nn.Module], ...] = tuple(
-    filter(None, [_private(nn.modules.batchnorm, "_BatchNorm")])
-) or (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_NORM: tuple[type[nn.Module], ...] = tuple(filter(None, [_private(nn.modules.batchnorm, "_BatchNorm")])) or (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+)
 """Base classes of all batch norms."""
 INSTANCE_NORM: tuple[type[nn.Module], ...] = tuple(
     filter(None, [_private(nn.modules.instancenorm, "_InstanceNorm")])
@@ -103,12 +106,7 @@ def gradient_will_run(node: Any) -> bool:
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
-    """The module inside a wrapper made by ``torch.compile``, or None if ``module`` is no such wrapper.
-
-    >>> layer = nn.ReLU()
-    >>> compiled_original(torch.compile(layer)) is layer, compiled_original(layer)
-    (True, None)
-    """
+    """The module inside a wrapper made by ``torch.compile``, or None if ``module`` is no such wrapper."""
     children = getattr(module, "_modules", None)
     return (dict(module.named_children()) if children is None else children).get("_orig_mod")
 
@@ -159,9 +157,7 @@ def batch_norm_forward(
         return _batch_norm_impl(
             x, weight, bias, running_mean, running_var, True, momentum, eps, torch.backends.cudnn.enabled
         )
-    out, mean, inverse_std = torch.native_batch_norm(
-        x, weight, bias, running_mean, running_var, True, momentum, eps
-    )
+    out, mean, inverse_std = torch.native_batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
     return out, mean, inverse_std, x.new_empty(0), -1
 
 
@@ -181,9 +177,7 @@ def batch_norm_backward(
         return _batch_norm_impl_backward(
             implementation, x, grad, weight, None, None, mean, inverse_std, True, eps, needed, workspace
         )
-    return torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, None, None, mean, inverse_std, True, eps, needed
-    )
+    return torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, mean, inverse_std, True, eps, needed)
 
 
 def clear_cublas_workspaces() -> None:

@@ -38,7 +38,7 @@ def load_plugins() -> None:
     _loaded = True
     try:
         for name in plugin_names():
-            _load(f"FOVEAL_PLUGINS: {name}", lambda name=name: own_module(name))  # type: ignore[misc]
+            _load(f"FOVEAL_PLUGINS: {name}", lambda name=name: own_module(name))
         for point in metadata.entry_points(group=GROUP):
             _load(f"the entry point {point.name} = {point.value}", point.load)
     except UserError:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from foveal.errors import UserError
 from foveal.measure import (
-    MeanAveragePrecision,
+    LabelMAP,
     WeightedAveragePrecision,
     average_precision,
-    mean_average_precision,
+    label_map,
     weighted_average_precision,
 )
 
@@ -217,9 +217,9 @@ def test_mean_leaves_out_what_does_not_count(interpolation, seed: int, size: tup
     ]
     each = [value for value in each if not math.isnan(value)]
     expected = torch.tensor(sum(each) / len(each) if each else math.nan)
-    found = mean_average_precision(scores, labels, valid, interpolation)
+    found = label_map(scores, labels, valid, interpolation)
     torch.testing.assert_close(found, expected, equal_nan=True)
-    metric = MeanAveragePrecision(interpolation)
+    metric = LabelMAP(interpolation)
     half = size[0] // 2
     for part in (slice(0, half), slice(half, None)):
         metric.update(scores[part], labels[part], valid[part])
@@ -229,10 +229,10 @@ def test_mean_leaves_out_what_does_not_count(interpolation, seed: int, size: tup
 def test_mean_without_valid_counts_all() -> None:
     scores, labels = ranked(3)
     expected = average_precision(scores, labels)[:-1].mean()  # the last has no positive
-    assert mean_average_precision(scores, labels) == expected
+    assert label_map(scores, labels) == expected
 
 
 def test_valid_of_another_shape() -> None:
     scores, labels = ranked(0)
     with pytest.raises(UserError, match=r"valid must be bool of shape \(20, 4\), got torch.bool \(20, 3\)"):
-        mean_average_precision(scores, labels, torch.ones(20, 3, dtype=torch.bool))
+        label_map(scores, labels, torch.ones(20, 3, dtype=torch.bool))

@@ -7,6 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import foveal
+from foveal.attention import AttentionRecord, DotProduct, FocusedAttention
 from foveal.errors import UserError
 from foveal.supervise import center_mass, center_mass_loss
 
@@ -39,8 +41,8 @@ def slow_batch(logits, target, mask, over, shape, r):
     for i in range(len(logits)):
         mass = slow_mass(logits[i], target[i], None if mask is None else mask[i], over)
         if mass is not None:
-            each = [slow_loss(m, shape, r) for m in (mass if over == "row" else [mass])]
-            losses.append(sum(each) / len(each))
+            row_losses = [slow_loss(m, shape, r) for m in (mass if over == "row" else [mass])]
+            losses.append(sum(row_losses) / len(row_losses))
     return sum(losses) / len(losses) if losses else 0.0
 
 
@@ -358,3 +360,91 @@ def test_labels_that_cannot_be_used(options, said):
         center_mass_loss(SQUARE, torch.zeros(2, 5), related="same")
     with pytest.raises(UserError, match=r"target \(2, 4\) does not fit"):
         center_mass_loss(SQUARE, torch.zeros(2, 4, dtype=torch.int64), related="same")
+
+
+# Records ------------------------------------------------------------------------------------------------------------
+
+
+def pairwise_record(values):
+    return AttentionRecord("blocks.3.attn", "pairwise", values, True)
+
+
+@pytest.mark.parametrize("over", ["matrix", "row"])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_watched_module_is_supervised_as_its_logits_are(over, heads, masked):
+    torch.manual_seed(0)
+    module = FocusedAttention(6, key_channels=4, heads=heads).double()
+    features = torch.randn(3, 6, 6, dtype=torch.float64)
+    _, target, mask = graphs(batch=3)
+    mask = mask if masked else None
+    with foveal.watch(module) as seen:
+        _, logits = module(features, mask)
+    record = seen[""]
+    torch.testing.assert_close(center_mass(record, target, over=over), center_mass(logits, target, mask, over))
+    losses = center_mass_loss(record, target, over=over), center_mass_loss(logits, target, mask, over)
+    torch.testing.assert_close(*losses)
+    parameters = list(module.parameters())
+    gradients = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+    torch.testing.assert_close(*gradients)
+    assert gradients[0][0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("over", ["matrix", "row"])
+def test_heads_of_a_record_are_graphs_of_their_own(over):
+    """Over which target, labels, table and mask broadcast, whether or not they have a dimension for them."""
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 3, 6, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    _, target, mask = graphs(batch=2)
+    record = pairwise_record(DotProduct(q, k, heads=True, scale=0.3))
+    expected = center_mass((q, k), target[:, None], mask[:, None], over, scale=0.3)
+    assert expected.shape == (2, 3)
+    torch.testing.assert_close(center_mass(record, target, mask, over), expected)
+    torch.testing.assert_close(center_mass(record, target[:, None], mask[:, None], over), expected)
+    shared, own = center_mass(record, target[0], None, over), center_mass(record, target, None, over)
+    torch.testing.assert_close(shared[0], own[0])
+    labels, table = torch.randint(-1, 3, (2, 6), generator=g), torch.rand(2, 3, 3, generator=g) < 0.5
+    for related, wide in (("different", "different"), (table, table[:, None])):
+        expected = center_mass((q, k), labels[:, None], mask[:, None], over, related=wide, scale=0.3)
+        torch.testing.assert_close(center_mass(record, labels, mask, over, related=related), expected)
+
+
+def test_the_masks_of_a_record_and_of_a_call_are_combined():
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 6, 4, generator=g) for _ in range(2))
+    _, target, mask = graphs(batch=2)
+    other = torch.tensor([[True] * 5 + [False]] * 2)
+    found = center_mass(pairwise_record(DotProduct(q, k, mask)), target, other)
+    torch.testing.assert_close(found, center_mass((q, k), target, mask & other))
+
+
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_weights_after_the_softmax_tell_the_mass_of_rows(heads):
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(2, *heads, 6, 6, generator=g, dtype=torch.float64)
+    _, target, mask = graphs(batch=2)
+    keys = mask if not heads else mask[:, None]
+    weights = logits.masked_fill(~keys[..., None, :], -torch.inf).softmax(-1).requires_grad_()
+    wide = target if not heads else target[:, None]
+    expected = center_mass(logits, wide, keys, over="row")
+    torch.testing.assert_close(center_mass(pairwise_record(weights), target, mask, over="row"), expected)
+    center_mass_loss(pairwise_record(weights), target, mask, over="row").backward()
+    assert weights.grad.isfinite().all()
+    assert weights.grad.abs().sum() > 0
+
+
+Q = torch.zeros(1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "message"),
+    [
+        (AttentionRecord("gate", "spatial", torch.ones(1, 4, 4), True), {}, "gate is spatial attention"),
+        (pairwise_record(torch.ones(1, 4, 4) / 4), {}, r"use over='row', or note a foveal\.attention\.DotProduct"),
+        (pairwise_record(DotProduct(Q, Q)), {"scale": 0.5}, "leave it out"),
+        (pairwise_record(DotProduct(Q, Q[:, :3])), {}, "attends from 4 to 3 entities"),
+    ],
+)
+def test_records_without_a_center_mass(record, options, message):
+    with pytest.raises(UserError, match=message):
+        center_mass_loss(record, torch.ones(1, 4, 4, dtype=torch.bool), **options)

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 import torch
+from foveal.tasks.reproduce import Cell, _line, summarise, tables
+from foveal.tasks.run import build_source, load_model
 from safetensors.torch import load_file, save_file
 from small_genome import write
 
@@ -17,8 +19,6 @@ from foveal.see import Samples, report
 from foveal.tasks import Refer, fit
 from foveal.tasks import evaluate as run_test
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.reproduce import Cell, _line, summarise, tables
-from foveal.tasks.run import build_source, load_model
 
 DATA = {"image_size": 64, "min_count": 3, "sizes": (4, 2, 2), "workers": 0}
 SETTINGS = [

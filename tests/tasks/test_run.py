@@ -10,6 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from foveal.tasks.folder import SafeCheckpointIO, read_tensors
+from foveal.tasks.run import build_source, load_model
+from foveal.tasks.schedule import optimiser
 from safetensors.torch import load_file
 from tiny import hears_ctrl_c, write_recipe
 from torch.nn.utils import get_total_norm
@@ -20,10 +23,7 @@ from foveal.files import writing
 from foveal.recipe import load
 from foveal.tasks import evaluate, fit, folder, run, task
 from foveal.tasks.callbacks import read_journal
-from foveal.tasks.folder import SafeCheckpointIO, read_tensors
 from foveal.tasks.refer import Refer
-from foveal.tasks.run import build_source, load_model
-from foveal.tasks.schedule import optimiser
 
 
 @pytest.fixture

@@ -68,5 +68,3 @@ def check(
     if problems:
         raise DataError(f"{name}: {problems} problem(s) found; training would stop at the first of them")
     say(f"{name}: every file could be read")
-
-

@@ -67,9 +67,7 @@ def predict(
     beside: Annotated[
         Path | None, typer.Option(help="Another run of the same task, asked the same and drawn beside.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Where the picture goes; named after the input if left out.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the picture goes; named after the input if left out.")] = None,
 ) -> None:
     """Ask a model about a file or a text of your own; prints the answer and draws where it looked."""
     from foveal.tasks import predict as ask

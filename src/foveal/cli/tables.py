@@ -134,7 +134,7 @@ def reproduce(
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and put ours beside the published number."""
-    from foveal.measure.info import MetricInfo, metric_info
+    from foveal.measure.info import MetricInfo
     from foveal.reproduce import cells, run_all, spread, summarise, write_csv
     from foveal.see import report
 
@@ -152,7 +152,7 @@ def reproduce(
     for row in rows:
         if "/" in row["metric"]:  # of one class, or of right or wrong answers alone
             continue
-        info = MetricInfo(row["metric"], metric_info(row["metric"]).title, row["unit"])
+        info = MetricInfo(row["metric"], row["title"], row["unit"])
         published = "" if row["published"] == "" else info.show(row["published"], digits=2)
         shown.add_row(row["dataset"], row["model"], info.heading, published, spread(row), str(row["seeds"]))
     if rows:

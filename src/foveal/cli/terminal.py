@@ -52,7 +52,7 @@ def show_hints() -> None:
         else:
             usual(message, category, *place, **options)
 
-    warnings.showwarning = show  # type: ignore[assignment]
+    warnings.showwarning = show
 
 
 def _errors(head: str, style: str, message: str) -> None:

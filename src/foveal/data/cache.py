@@ -11,16 +11,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from foveal.files import cache_folder
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover (Windows: replacing the file is still atomic, two processes may both generate)
-    fcntl = None  # type: ignore[assignment]
 
 
 def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -33,18 +29,14 @@ def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tenso
     path = cache_folder() / f"{name}-{zlib.crc32(text.encode()):08x}.safetensors"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked(path.with_suffix(".lock"))
     except OSError as error:
-        warnings.warn(
-            f"cannot use the cache in {path.parent} ({error}); set FOVEAL_CACHE to a writable folder", stacklevel=2
-        )
+        warnings.warn(_unusable(path.parent, error), stacklevel=2)
         return make()
-    with lock:
-        found = _load(path, text)
-        if found is not None:
-            return found
-        tensors = make()
-        _store(path, text, tensors)
+    with _locked(path.with_suffix(".lock")):
+        tensors = _load(path, text)
+        if tensors is None:
+            tensors = make()
+            _store(path, text, tensors)
         return tensors
 
 
@@ -53,8 +45,7 @@ def cached_folder(name: str, key: dict[str, object], make: Callable[[Path], None
     """A folder of files that ``make`` fills if it is not there: for what is too large to be held in memory.
 
     A second process that asks for the same thing waits for the first; the folder gets its name only when it is
-    complete. If the cache cannot be written, the files live in a temporary folder, with a warning, as long as the block
-    runs.
+    complete. If the cache cannot be written, the files are in a temporary folder until the block ends, with a warning.
     """
     text = json.dumps(key, sort_keys=True)
     folder = cache_folder() / f"{name}-{zlib.crc32(text.encode()):08x}"
@@ -64,18 +55,15 @@ def cached_folder(name: str, key: dict[str, object], make: Callable[[Path], None
             stack.enter_context(_locked(folder.with_suffix(".lock")))
             if not (folder / "key.json").is_file() or (folder / "key.json").read_text(encoding="utf-8") != text:
                 with tempfile.TemporaryDirectory(dir=folder.parent, prefix=folder.name, suffix=".partial") as partial:
-                    made = Path(partial) / "made"
-                    made.mkdir()
-                    make(made)
-                    (made / "key.json").write_text(text, encoding="utf-8")
+                    complete = Path(partial) / "complete"
+                    complete.mkdir()
+                    make(complete)
+                    (complete / "key.json").write_text(text, encoding="utf-8")
                     if folder.exists():
                         os.replace(folder, Path(partial) / "old")
-                    os.replace(made, folder)
+                    os.replace(complete, folder)
         except OSError as error:
-            warnings.warn(
-                f"cannot use the cache in {folder.parent} ({error}); set FOVEAL_CACHE to a writable folder",
-                stacklevel=3,
-            )
+            warnings.warn(_unusable(folder.parent, error), stacklevel=3)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             make(folder)
         yield folder
@@ -83,14 +71,16 @@ def cached_folder(name: str, key: dict[str, object], make: Callable[[Path], None
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock while the block runs, where there can be one; files are replaced atomically in any case."""
+    lock = FileLock(path)
     with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(open(path, "a"))
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:
-            pass  # an unwritable cache is reported when it is written
+        with contextlib.suppress(OSError, NotImplementedError):  # what cannot be written is reported when it is
+            stack.enter_context(lock)
         yield
+
+
+def _unusable(folder: Path, error: OSError) -> str:
+    return f"cannot use the cache in {folder} ({error}); set FOVEAL_CACHE to a writable folder"
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
@@ -105,16 +95,16 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 def _load(path: Path, key: str) -> dict[str, Tensor] | None:
     try:
         with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError) as error:
         warnings.warn(f"{path} is damaged ({error}); making it again", stacklevel=3)
         return None
-    if about.get("key") != key:
+    if metadata.get("key") != key:
         return None
-    if about.get("checksum") != _checksum(tensors):
+    if metadata.get("checksum") != _checksum(tensors):
         warnings.warn(f"{path} is damaged (wrong checksum); making it again", stacklevel=3)
         return None
     return tensors

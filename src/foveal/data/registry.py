@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +11,7 @@ import torch
 
 from foveal import registry
 from foveal.data.place import Place, Status, status
+from foveal.data.problems import Problem, Progress
 
 
 class Source(Protocol):
@@ -70,6 +71,8 @@ class Entry:
         options: the dataclass that a recipe's ``data`` section fills in.
         build: ``build(options, root)`` makes the source; ``root`` is the folder of real datasets or None.
         place: where its files are; None if it needs none.
+        check: ``check(options, root, progress)`` reads every file and yields the problems. By default the source's own
+            method ``check(progress)`` does, if it has one, else all its batches are read.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Entry:
     options: type
     build: Callable[[Any, Path | None], Source]
     place: Place | None = None
+    check: Callable[[Any, Path | None, Progress], Iterator[Problem]] | None = None
 
     def status(self, root: Path | None) -> Status:
         """What training would find below ``root``."""

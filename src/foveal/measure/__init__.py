@@ -10,10 +10,10 @@ from foveal.measure.attention_overlap import AttentionOverlap, attention_overlap
 from foveal.measure.attention_precision_recall import AttentionPrecisionRecall, attention_precision_recall
 from foveal.measure.average_precision import (
     AveragePrecision,
-    MeanAveragePrecision,
+    LabelMAP,
     WeightedAveragePrecision,
     average_precision,
-    mean_average_precision,
+    label_map,
     weighted_average_precision,
 )
 from foveal.measure.center_mass import CenterMass, center_mass
@@ -34,7 +34,7 @@ __all__ = [
     "CenterMass",
     "EnergyInBox",
     "InnerInLast",
-    "MeanAveragePrecision",
+    "LabelMAP",
     "PointingGame",
     "ScaleAccuracy",
     "Split",
@@ -49,7 +49,7 @@ __all__ = [
     "center_mass",
     "energy_in_box",
     "inner_in_last",
-    "mean_average_precision",
+    "label_map",
     "pointing_game",
     "scale_accuracy",
     "true_positive_strength",

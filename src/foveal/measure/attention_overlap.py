@@ -6,12 +6,15 @@ This is their separation loss without its mask.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32, check_values
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
+from foveal.measure.info import MetricInfo, register_metric
 
 
 def _check(target_map: Tensor, confuser_map: Tensor, correct: Tensor | None) -> None:
@@ -69,6 +72,16 @@ class AttentionOverlap(SplitMean):
     >>> metric.compute()
     Split(all=tensor(0.6667), right=tensor(0.5000), wrong=tensor(1.))
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "attention_overlap",
+            "Overlap of attention",
+            better="lower",
+            about="Overlap last is how much the maps of the true class and of the best-scoring other one share in the "
+            "last layer: 0 if they lie apart, 100 if they are equal.",
+        )
+    )
 
     higher_is_better = False
 

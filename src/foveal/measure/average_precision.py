@@ -7,7 +7,7 @@ orders them arbitrarily. Recall levels of the 11-point form are compared exactly
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from foveal.errors import UserError, unknown
 from foveal.measure._inputs import at_least_float32
+from foveal.measure.info import MetricInfo, register_metric
 
 Interpolation = Literal["area", "11point", "step"]
 INTERPOLATIONS = ("area", "11point", "step")
@@ -161,7 +162,7 @@ def weighted_average_precision(
     return _weighted(*_compute(*_without(*_update(scores, labels), valid), interpolation))
 
 
-def mean_average_precision(
+def label_map(
     scores: Tensor, labels: Tensor, valid: Tensor | None = None, interpolation: Interpolation = "area"
 ) -> Tensor:
     """Plain mean of :func:`average_precision` over the attributes that have a positive.
@@ -178,7 +179,7 @@ def mean_average_precision(
 
     >>> scores = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3]])
     >>> labels = torch.tensor([[1, 1], [1, 0], [0, 0]])
-    >>> mean_average_precision(scores, labels)
+    >>> label_map(scores, labels)
     tensor(0.6667)
     """
     _check_interpolation(interpolation)
@@ -231,24 +232,34 @@ class WeightedAveragePrecision(_Ranked):
     tensor(0.7778)
     """
 
+    info: ClassVar[MetricInfo] = register_metric(MetricInfo("weighted_average_precision", "Weighted average precision"))
+
     def compute(self) -> Tensor:
         """Weighted mean average precision of all samples so far, a scalar."""
         return _weighted(*self._each())
 
 
-class MeanAveragePrecision(_Ranked):
-    """:func:`mean_average_precision` over a whole test set; keeps all scores, as :class:`WeightedAveragePrecision`.
+class LabelMAP(_Ranked):
+    """:func:`label_map` over a whole test set; keeps all scores, as :class:`WeightedAveragePrecision`.
 
     Args:
         interpolation: ``area`` (VOC 2010), ``11point`` (VOC 2007) or ``step`` (scikit-learn).
         **kwargs: of :class:`torchmetrics.Metric`.
 
-    >>> metric = MeanAveragePrecision()
+    >>> metric = LabelMAP()
     >>> metric.update(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([[1, 1], [1, 0]]))
     >>> metric.update(torch.tensor([[0.7, 0.3]]), torch.tensor([[0, 0]]), valid=torch.tensor([[True, False]]))
     >>> metric.compute()
     tensor(0.7500)
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "label_map",
+            "Mean average precision",
+            about="Mean average precision is over labels of whole images, not over boxes.",
+        )
+    )
 
     def compute(self) -> Tensor:
         """Mean average precision of all samples so far, a scalar."""
@@ -268,6 +279,8 @@ class AveragePrecision(_Ranked):
     >>> metric.compute()
     tensor([1.0000, 0.5000])
     """
+
+    info: ClassVar[MetricInfo] = register_metric(MetricInfo("average_precision", "Average precision"))
 
     def compute(self) -> Tensor:
         """Average precision of each attribute (K,), nan for one without a positive."""

@@ -6,13 +6,14 @@ Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from foveal.errors import unknown
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.supervise.center_mass import Logits, Over, Related, graph_masses
 
 
@@ -60,6 +61,14 @@ class CenterMass(Metric):
     >>> metric.compute()
     tensor(0.5000)
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "center_mass",
+            "Center-mass",
+            about="Center-mass is the share of the attention between words that rests on pairs that should matter.",
+        )
+    )
 
     is_differentiable = True
     higher_is_better = True

@@ -8,11 +8,13 @@ Wang et al.: "Score-CAM: Score-Weighted Visual Explanations for Convolutional Ne
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
 from foveal.measure._inputs import at_least_float32
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.regions import region_mask
 
 
@@ -61,6 +63,14 @@ class EnergyInBox(SplitMean):
     >>> metric.compute()
     Split(all=tensor(0.6250), right=tensor(1.), wrong=tensor(0.2500))
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "energy_in_box",
+            "Energy in box",
+            about="Energy in box is the share of attention inside the object.",
+        )
+    )
 
     def update(self, attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None) -> None:
         """Add samples: ``attention`` (N, H, W), masks (N, H, W) or N sets of boxes, and bool ``correct`` (N,)."""

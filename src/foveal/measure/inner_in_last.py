@@ -6,13 +6,14 @@ what their consistency loss subtracts from its target θ.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from foveal.errors import UserError
 from foveal.measure._inputs import check_values
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.supervise.separability import consistencies
 
 
@@ -79,6 +80,14 @@ class InnerInLast(SplitMean):
     >>> metric.compute().right
     tensor(0.7500)
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "inner_in_last",
+            "Inner in last",
+            about="Inner in last is the share of the inner layer's attention where the last layer attends.",
+        )
+    )
 
     def __init__(self, *, sigma: float = 0.55, omega: float = 100.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

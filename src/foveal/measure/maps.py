@@ -1,7 +1,8 @@
 """One attention map per image from a network with several gates.
 
 Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393). The paper does not
-define the map of a multi-gate network. Every gate multiplies what the next ones see, so the default is their product.
+define the map of a network with several gates. Every gate multiplies the input of the next ones, so the default is
+their product.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from foveal.attention.records.placement import place
 from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError, unknown
 
@@ -41,27 +41,15 @@ def _chosen(
         raise UserError(
             "records must be what foveal.watch recorded, or a list with one entry per gate; put it in a list"
         )
-    found = list(records.values() if isinstance(records, Mapping) else records)
-    if not found:
+    listed = list(records.values() if isinstance(records, Mapping) else records)
+    if not listed:
         raise UserError("no attention was recorded; run the model inside `with foveal.watch(model) as seen:` first")
-    if upto is not None and not 1 <= upto <= len(found):
-        raise UserError(f"upto must be between 1 and {len(found)}, the number of gates, got {upto}")
-    maps = [_values(position, record) for position, record in enumerate(found[:upto])]
+    if upto is not None and not 1 <= upto <= len(listed):
+        raise UserError(f"upto must be between 1 and {len(listed)}, the number of gates, got {upto}")
+    maps = [_values(position, record) for position, record in enumerate(listed[:upto])]
     if len({len(values) for values in maps}) > 1:
         raise UserError(f"gates must see the same samples, got batches of {[len(values) for values in maps]}")
     return maps
-
-
-def _enlarge(values: Tensor, size: tuple[int, int], grid: tuple[float, float] | None) -> Tensor:
-    """(N, h, w) to (N, H, W): each value a tent around where it belongs, or all stretched over the image."""
-    if grid is None:
-        return F.interpolate(values[:, None], tuple(size), mode="bilinear", align_corners=False)[:, 0]
-    first, step = grid
-    tents = []
-    for pixels, units in zip(size, values.shape[1:], strict=True):
-        at = (torch.arange(pixels, device=values.device) - first) / step
-        tents.append((1 - (at[:, None] - torch.arange(units, device=values.device)).abs()).clamp_min(0))
-    return tents[0] @ values @ tents[1].T
 
 
 def attention_map(
@@ -76,15 +64,15 @@ def attention_map(
 
     Each gate is brought to ``size``; then the gates are multiplied, or only the last is used. Gates count in the order
     in which the network holds them. A gate that knows where its values belong in the input (``AttentionRecord.grid``)
-    is drawn there, fading linearly from each receptive field's centre to the next; others are stretched over the image
-    (bilinear, ``align_corners=False``).
+    is drawn there, and each value fades linearly to zero at the next receptive field's centre; others are stretched
+    over the image (bilinear, ``align_corners=False``).
 
     Args:
         records: what :func:`foveal.watch` recorded, or a sequence of spatial records or of tensors (N, h, w).
         size: (H, W) of the map: that of the model's input and its mask.
         gates: ``product`` of the gates, or the ``last`` one alone.
-        upto: use only the first ``upto`` gates, to show attention as it stands after each.
-        placed: False to stretch all gates, wherever they belong.
+        upto: use only the first ``upto`` gates, to show the attention after each of them.
+        placed: False to stretch all gates over the image.
 
     Returns:
         (N, H, W), float32, attached to the graph of the records. Not normalised.
@@ -103,11 +91,11 @@ def attention_map(
     if len(size) != 2 or min(size) < 1:
         raise UserError(f"size must be (H, W), both at least 1, got {tuple(size)}")
     maps = _chosen(records, upto)
-    found = list(records.values() if isinstance(records, Mapping) else records)
-    grids = [getattr(record, "grid", None) if placed else None for record in found[: len(maps)]]
+    listed = list(records.values() if isinstance(records, Mapping) else records)
+    grids = [getattr(record, "grid", None) if placed else None for record in listed[: len(maps)]]
     if gates == "last":
         maps, grids = maps[-1:], grids[-1:]
-    large = [_enlarge(values.float(), size, grid) for values, grid in zip(maps, grids, strict=True)]
+    large = [place(values.float(), size, grid) for values, grid in zip(maps, grids, strict=True)]
     product = large[0]
     for values in large[1:]:
         product = product * values

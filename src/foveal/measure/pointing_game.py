@@ -8,7 +8,7 @@ them that lies on the thing counts, so that a map without any opinion is worth t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.regions import region_mask
 
 
@@ -81,6 +82,14 @@ class PointingGame(SplitMean):
     >>> metric.compute()
     Split(all=tensor(0.5000), right=tensor(1.), wrong=tensor(0.))
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "pointing_game",
+            "Pointing game",
+            about="Pointing game is the share of images whose strongest position lies in the object.",
+        )
+    )
 
     def __init__(self, *, tolerance: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -6,13 +6,14 @@ percent; this is the fraction.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from foveal.measure._inputs import at_least_float32, check_maps
+from foveal.measure.info import MetricInfo, register_metric
 
 
 def _update(attention: Tensor, mask: Tensor) -> tuple[Tensor, int]:
@@ -68,6 +69,14 @@ class TruePositiveStrength(Metric):
     >>> metric.compute()
     tensor(0.5000)
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "true_positive_strength",
+            "True-positive strength",
+            about="True-positive strength is the share of all attention that falls on the target.",
+        )
+    )
 
     is_differentiable = True
     higher_is_better = True

@@ -182,7 +182,8 @@ class AttributeNet(nn.Module):
 
         Args:
             table: (queries, classes), log-odds of each attribute given the object class; see the ``prior`` method of
-                :class:`foveal.data.formats.visual_genome.attributes.VisualGenomeAttributes`. A trainable prior starts from here.
+                :class:`foveal.data.formats.visual_genome.attributes.VisualGenomeAttributes`. A trainable prior starts
+                from here.
         """
         if self.prior is None:
             raise UserError("this network has no prior; build it with prior='fixed' or prior='trainable'")

@@ -1,4 +1,4 @@
-"""The model of a recipe, for every task: a name of foveal, timm or torchvision, attention to insert, weights to load."""
+"""The model of a recipe, for every task: one of foveal, timm or torchvision, with attention and weights put in."""
 
 from __future__ import annotations
 

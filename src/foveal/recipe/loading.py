@@ -143,5 +143,3 @@ def _override(raw: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise UserError(f"override {override!r}: {part!r} is a value, not a section")
     section[last] = value
-
-

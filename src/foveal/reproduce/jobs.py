@@ -136,7 +136,11 @@ class _Bars:
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.cells = cells
         self.progress = Progress(
-            "{task.description}", BarColumn(), "{task.fields[status]}", TimeElapsedColumn(), console=Console(stderr=True)
+            "{task.description}",
+            BarColumn(),
+            "{task.fields[status]}",
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
         )
         self.bars: dict[int, TaskID] = {}
 

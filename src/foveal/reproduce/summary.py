@@ -55,6 +55,7 @@ def _row(
         "model": recipe.title if cell is None else cell.row,
         "dataset": results[0]["dataset"] if cell is None else cell.column,
         "metric": metric,
+        "title": info.title,
         "unit": info.unit,
         "better": info.better or "",
         "published": "" if published is None else round(published, 4),

@@ -1,8 +1,8 @@
 """What all tasks share: named losses and their weights, optimiser, compiled steps, seeds, validation, samples.
 
 A task is one folder (or one file of your own) with one class derived from :class:`Task`, registered by
-``@register_task``. It brings the dataclasses of its recipe sections, its named losses, its metrics, how it predicts from
-a file or a text, which samples it keeps, and the sections of its report. Nothing else names it.
+``@register_task``. It brings the dataclasses of its recipe sections, its named losses, its metrics, how it predicts
+from a file or a text, which samples it keeps, and the sections of its report. Nothing else names it.
 """
 
 from __future__ import annotations
@@ -256,3 +256,8 @@ def synchronised(model: nn.Module) -> nn.Module:
 def find_task(name: str) -> type[Task]:
     """The task called ``name``."""
     return registry.tasks.get(name)
+
+
+def make_task(recipe: Recipe, source: Source, model: nn.Module | None = None) -> Task:
+    """The recipe's task on ``source``, with its own model or an already built one."""
+    return find_task(recipe.task)(recipe, source, model)  # type: ignore[call-arg, arg-type]

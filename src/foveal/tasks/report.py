@@ -21,6 +21,7 @@ from foveal.errors import RunError, UnknownNameError
 from foveal.files import write_text
 from foveal.runs import Group, Run, grouped, read_runs
 from foveal.see.draw.chart import slots
+from foveal.see.draw.curves import training
 from foveal.see.page import (
     Details,
     ModelRow,
@@ -35,7 +36,6 @@ from foveal.see.page import (
     render,
 )
 from foveal.see.page.phrases import count
-from foveal.see.draw.curves import training
 from foveal.tasks.base import Task
 
 
@@ -141,7 +141,11 @@ class _Part:
         )
 
     def _progress(self, run: Run) -> str:
-        scores = [(k, v) for k, v in run.epochs[-1].items() if k.startswith("val/") and k != "val/loss"] if run.epochs else []
+        scores = (
+            [(k, v) for k, v in run.epochs[-1].items() if k.startswith("val/") and k != "val/loss"]
+            if run.epochs
+            else []
+        )
         if not scores:
             return "so far"
         key, value = scores[0]
@@ -200,7 +204,9 @@ class _Part:
         infos = [self.groups[0].info(key) for key in keys]
         values = {
             group.name: {
-                info.key: {part: value for part, numbers in group.parts(info.key).items() if (value := Value.of(numbers))}
+                info.key: {
+                    part: value for part, numbers in group.parts(info.key).items() if (value := Value.of(numbers))
+                }
                 for info in infos
             }
             for group in self.groups
@@ -276,5 +282,3 @@ def _place(run_dir: str | Path | Sequence[str | Path], out: str | Path | None) -
     folders = [run_dir] if isinstance(run_dir, str | Path) else list(run_dir)
     common = os.path.commonpath([Path(folder).absolute() for folder in folders]) if len(folders) > 1 else folders[0]
     return Path(common) / "report.html"
-
-

@@ -26,7 +26,7 @@ from foveal.runs import RunFolder, Stored, find_run
 from foveal.runs.checkpoints import SafeCheckpointIO
 from foveal.runs.folder import quoted, resume_advice
 from foveal.tasks.averaging import averaging_callback
-from foveal.tasks.base import Task, find_task
+from foveal.tasks.base import Task, find_task, make_task
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
 from foveal.typed import parse
 
@@ -161,7 +161,7 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
         return folder.result()
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
-    task = find_task(recipe.task)(recipe, source)
+    task = make_task(recipe, source)
     trainer = _trainer(recipe, folder.path, _callbacks(task, folder, progress))
     header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names()}
     with folder.opened(recipe, header) if not _follower() else contextlib.nullcontext(), _stoppable(folder):
@@ -188,9 +188,7 @@ def _callbacks(task: Task, folder: RunFolder, progress: bool) -> list[L.Callback
     if recipe.train.patience is not None:
         callbacks.append(Patience(task.val_key, patience=recipe.train.patience, mode=task.mode))
     place: dict[str, Any] = {"dirpath": folder.path, "enable_version_counter": False}
-    callbacks.append(
-        Checkpoint(filename="best", monitor=task.val_key, mode=task.mode, save_weights_only=True, **place)
-    )
+    callbacks.append(Checkpoint(filename="best", monitor=task.val_key, mode=task.mode, save_weights_only=True, **place))
     callbacks.append(Checkpoint(filename="last", save_on_train_epoch_end=True, **place))
     return callbacks
 
@@ -226,7 +224,7 @@ def _mend(recipe: Recipe, folder: RunFolder, data: str | Path | None) -> None:
             _chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
             source = build_source(recipe, data)
             with folder.opened(recipe, {}):
-                _export(find_task(recipe.task)(recipe, source), folder)
+                _export(make_task(recipe, source), folder)
 
 
 def _chosen(recipe: Recipe, folder: RunFolder) -> dict[str, Tensor]:
@@ -290,7 +288,7 @@ def evaluate(
     folder = find_run(out)
     recipe = complete(folder.recipe())
     source = build_source(recipe, data)
-    task = find_task(recipe.task)(recipe, source, load_model(folder.path)[0])
+    task = make_task(recipe, source, load_model(folder.path)[0])
     with _stoppable(folder):
         result = _test(task, folder)
     if tell is not None:

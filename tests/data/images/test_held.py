@@ -294,7 +294,7 @@ def test_official_splits_and_several_ways_to_divide(root, monkeypatch):
     few = build(root, per_class=(5, 2))
     assert few.splits["train"].images.size.shape == (10, 2)
     assert few.splits["val"] is few.splits["test"]
-    monkeypatch.setattr("foveal.data.images.classification.read_image", None)  # from the cache
+    monkeypatch.setattr("foveal.data.images.held.read_image", None)  # from the cache
     again = build(root, "cub200", val_fraction=0.2)
     assert torch.equal(again.splits["train"].images.pixels, divided.splits["train"].images.pixels)
     with pytest.raises(TypeError, match="not callable"):

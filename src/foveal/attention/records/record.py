@@ -105,7 +105,8 @@ class AttentionRecord:
 
     def _indices(self, name: str, numbers: Sequence[int] | Tensor, count: int) -> Tensor:
         indices = torch.as_tensor(numbers)
-        if indices.ndim != 1 or indices.is_floating_point() or indices.dtype == torch.bool:
+        whole = not (indices.is_floating_point() or indices.dtype == torch.bool) or not indices.numel()
+        if indices.ndim != 1 or not whole:
             raise UserError(f"{name} must be a list of whole numbers, such as [0, 57], got {numbers!r}")
         if indices.numel() and not -count <= int(indices.min()) <= int(indices.max()) < count:
             raise UserError(f"{name} of {self.site} must be from 0 to {count - 1}, got {indices.tolist()}")

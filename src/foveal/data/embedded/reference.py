@@ -22,17 +22,20 @@ from torch import Tensor
 
 from foveal.data.batches import Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached
+from foveal.data.check import check_files
 from foveal.data.embedded.digits import sklearn_digits
 from foveal.data.embedded.scenes import COLOURS, Scenes, SceneSpec, Sources, generate, images_for
 from foveal.data.embedded.textures import textures
-from foveal.data.formats.mnist import MNIST, mnist
-from foveal.data.images.backgrounds import photographs
+from foveal.data.formats.mnist import MNIST, MNIST_FILES, idx_file, mnist, read_idx
+from foveal.data.images.backgrounds import photograph_files, photographs, tiles
 from foveal.data.place import Place
+from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import SPLITS
 from foveal.errors import UserError, unknown
 
 VERSION = 1  # of the generator; part of the cache key
+TILE = 1.28  # side of the pictures behind scenes, in canvases
 PHOTOGRAPHS = Place(
     folders=("backgrounds",),
     needs=("*",),
@@ -169,16 +172,13 @@ class ReferenceData:
             digits = [mnist(folder, part) for part in parts]
         sources = Sources.by_class(torch.cat([i for i, _ in digits]), torch.cat([label for _, label in digits]))
         if self.name == "mbg":
-            side = round(1.28 * self.options.canvas)
+            side = round(TILE * self.options.canvas)
             if self.embedded:
                 sources.pictures = textures(side, split)
             else:
-                sources.pictures = photographs(self.photographs(), side, split)
+                folder = PHOTOGRAPHS.find(self.root, self.options.pictures, name=self.name)
+                sources.pictures = photographs(folder, side, split)
         return sources
-
-    def photographs(self) -> Path:
-        """The folder of photographs (MBG)."""
-        return PHOTOGRAPHS.find(self.root, self.options.pictures, name=self.name)
 
     def scenes(self, split: str, device: torch.device | str = "cpu", epoch: int = 0) -> Scenes:
         """The images of ``split``; on the CPU they are cached on disk, elsewhere they are painted faster than read."""
@@ -239,6 +239,25 @@ class ReferenceData:
         return Batches(EpochBatches(len(triples), batch, shuffle, rank, world), triples, device)
 
 
+def check_reference(name: str, options: ReferenceOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
+    """Read all digits and photographs that images are painted from and yield what is wrong with them."""
+    if options.digits == "embedded":
+        return
+    with collecting() as problems, collected():
+        folder = MNIST.find(root, name=name)
+        for split, names in MNIST_FILES.items():
+            with collected():
+                Sources.by_class(*mnist(folder, split))
+            for file in names:
+                with collected():
+                    read_idx(idx_file(folder, file))
+    yield from problems
+    if name == "mbg":
+        side = round(TILE * options.canvas)
+        photographs = photograph_files(PHOTOGRAPHS.find(root, options.pictures, name=name))
+        yield from check_files(photographs, progress, "reading photographs", partial(tiles, side=side))
+
+
 def _progress(title: str):  # type: ignore[no-untyped-def]
     def wrap(steps: Iterator[int], total: int) -> Iterator[int]:
         from rich.progress import track
@@ -253,4 +272,5 @@ for _name, _summary, _place in (
     ("mdist", "the same with 17 coloured digit fragments as distractors", MNIST),
     ("mbg", "the same on natural photographs", replace(MNIST, also=(PHOTOGRAPHS,))),
 ):
-    register_data(Entry(_name, _summary, ReferenceOptions, partial(ReferenceData, _name), _place))
+    _build, _check = partial(ReferenceData, _name), partial(check_reference, _name)
+    register_data(Entry(_name, _summary, ReferenceOptions, _build, _place, _check))

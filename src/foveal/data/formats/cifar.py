@@ -18,6 +18,7 @@ from foveal.data.formats.image_folders import CLASS_FOLDERS, read_folder
 from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.errors import DataError
 
 SIDE = 32
@@ -50,17 +51,29 @@ def _read(folder: Path, parts: Parts, names: str, classes: int, label_bytes: int
         raise DataError(
             f"{folder} has no {parts['train'][0]}{reason}; get the binary version from {SITE}, or use class folders"
         )
-    try:
-        answers = (folder / names).read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{folder / names}, the names of the classes, cannot be read ({error}); {_again()}") from error
-    if len(answers) != classes:
-        raise DataError(f"{folder / names} names {len(answers)} classes instead of {classes}; {_again()}")
+    answers: list[str] = []
+    with collected():
+        answers = _read_names(folder / names, classes)
     splits = {}
     for split, files in parts.items():
-        read = [read_records(folder / name, classes, label_bytes) for name in files]
-        splits[split] = LabelledImages(torch.cat([p for p, _ in read]), torch.cat([label for _, label in read]))
+        records = []
+        for name in files:
+            with collected():
+                records.append(read_records(folder / name, classes, label_bytes))
+        if records:
+            pixels, labels = (torch.cat(tensors) for tensors in zip(*records, strict=True))
+            splits[split] = LabelledImages(pixels, labels)
     return ImageSet(answers, splits)
+
+
+def _read_names(path: Path, classes: int) -> list[str]:
+    try:
+        names = path.read_text(encoding="utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}, the names of the classes, cannot be read ({error}); {_again()}") from error
+    if len(names) != classes:
+        raise DataError(f"{path} names {len(names)} classes instead of {classes}; {_again()}")
+    return names
 
 
 def _again() -> str:

@@ -18,6 +18,7 @@ from foveal.data.formats.image_folders import CLASS_FOLDERS, plain_name, read_fo
 from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages, from_middle
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.errors import DataError
 
 
@@ -32,14 +33,15 @@ def read_cub(folder: Path) -> ImageSet:
     is_training = dict(row[:2] for row in read_rows(folder / "train_test_split.txt", 2))
     listed: dict[str, tuple[list[Path], list[int]]] = {"train": ([], []), "test": ([], [])}
     for image, name in (row[:2] for row in read_rows(folder / "images.txt", 2)):
-        if class_of.get(image) not in numbers or is_training.get(image) not in ("0", "1"):
-            raise DataError(
-                f"{folder}: image {image} ({name}) has no class in image_class_labels.txt or no 0 or 1 in "
-                "train_test_split.txt; the files do not belong together, get the official archive again"
-            )
-        files, labels = listed["train" if is_training[image] == "1" else "test"]
-        files.append(folder / "images" / name)
-        labels.append(numbers[class_of[image]])
+        with collected():
+            if class_of.get(image) not in numbers or is_training.get(image) not in ("0", "1"):
+                raise DataError(
+                    f"{folder}: image {image} ({name}) has no class in image_class_labels.txt or no 0 or 1 in "
+                    "train_test_split.txt; the files do not belong together, get the official archive again"
+                )
+            files, labels = listed["train" if is_training[image] == "1" else "test"]
+            files.append(folder / "images" / name)
+            labels.append(numbers[class_of[image]])
     for split, (files, _) in listed.items():
         if not files:
             raise DataError(f"{folder / 'train_test_split.txt'} leaves no image for {split}; get it again")
@@ -58,17 +60,18 @@ def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
     boxes = []
     for n in range(len(samples)):
         file = samples.file(n)
-        try:
-            x, y, w, h = (float(number) for number in box_of[image_of[file]])
-        except (KeyError, ValueError) as error:
-            raise DataError(f"{path}: expected x, y, width and height of {file.name}; get it again") from error
-        try:
-            with Image.open(file) as opened:
-                width, height = opened.size
-        except OSError as error:
-            raise DataError(f"{file} cannot be read as an image ({error}); get it again") from error
-        boxes.append([float(samples.labels[n]), *from_middle((x, y, x + w, y + h), width, height)])
-    return torch.tensor(boxes)[:, None]
+        with collected():
+            try:
+                x, y, w, h = (float(number) for number in box_of[image_of[file]])
+            except (KeyError, ValueError) as error:
+                raise DataError(f"{path}: expected x, y, width and height of {file.name}; get it again") from error
+            try:
+                with Image.open(file) as opened:
+                    width, height = opened.size
+            except OSError as error:
+                raise DataError(f"{file} cannot be read as an image ({error}); get it again") from error
+            boxes.append([float(samples.labels[n]), *from_middle((x, y, x + w, y + h), width, height)])
+    return torch.tensor(boxes).view(-1, 1, 5)
 
 
 register_images(

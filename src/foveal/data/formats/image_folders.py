@@ -16,6 +16,7 @@ from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages
 from foveal.data.images.reading import image_files
 from foveal.data.place import Layout, Place
+from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.errors import DataError, unknown
 
@@ -44,8 +45,9 @@ def class_samples(folder: Path, classes: Sequence[str], deep: bool = True, all_n
     labels: list[int] = []
     for label, name in enumerate(classes):
         members = image_files(folder / name, deep)
-        if not members and all_needed:
-            raise DataError(f"{folder / name} holds no image files; add some or remove the folder")
+        with collected():
+            if not members and all_needed:
+                raise DataError(f"{folder / name} holds no image files; add some or remove the folder")
         files += members
         labels += [label] * len(members)
     if not files:
@@ -64,8 +66,9 @@ def read_folder(folder: Path) -> ImageSet:
     classes = class_names(folder / "train")
     for split in present[1:]:
         for name in class_names(folder / split):
-            if name not in classes:
-                raise DataError(f"{folder / split}: {unknown('class', name, classes)}; training has no such folder")
+            with collected():
+                if name not in classes:
+                    raise DataError(f"{folder / split}: {unknown('class', name, classes)}; training has no such folder")
     samples = {s: class_samples(folder / s, classes, all_needed=s == "train") for s in present}
     return ImageSet(classes, samples)
 

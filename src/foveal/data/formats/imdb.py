@@ -9,6 +9,7 @@ from pathlib import Path
 
 from foveal.data.formats.text_folders import read_folders
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.data.text.documents import TextFormat, register_texts
 from foveal.data.text.reading import Corpus, without_breaks
 from foveal.errors import DataError
@@ -17,8 +18,9 @@ from foveal.errors import DataError
 def read_imdb(folder: Path, encoding: str = "utf-8") -> Corpus:
     """Training and test reviews, negative or positive."""
     for split in ("train", "test"):
-        if not (folder / split / "pos").is_dir() or not (folder / split / "neg").is_dir():
-            raise DataError(f"{folder / split} lacks pos or neg; expected what aclImdb_v1.tar.gz unpacks")
+        with collected():
+            if not (folder / split / "pos").is_dir() or not (folder / split / "neg").is_dir():
+                raise DataError(f"{folder / split} lacks pos or neg; expected what aclImdb_v1.tar.gz unpacks")
     corpus = read_folders({s: folder / s for s in ("train", "test")}, encoding, (".txt",), ("neg", "pos"))
     return Corpus(["negative", "positive"], corpus.splits, corpus.fingerprint)
 

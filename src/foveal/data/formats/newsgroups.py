@@ -68,7 +68,8 @@ def _archive_texts(archive: Path, folder: str, answers: Sequence[str], encoding:
             if member.isfile() and len(parts) >= 3 and parts[-3] == folder:
                 file = tar.extractfile(member)
                 assert file is not None
-                yield decoded(file.read(), encoding), answers.index(parts[-2])
+                if parts[-2] in answers:
+                    yield decoded(file.read(), encoding, f"{archive}: {member.name}"), answers.index(parts[-2])
 
 
 def without_parts(text: str, parts: Sequence[str]) -> str:

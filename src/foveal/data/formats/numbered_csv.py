@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.data.text.csv_files import read_csv_rows, some_texts
 from foveal.data.text.documents import TextFormat, TextOptions, register_texts
 from foveal.data.text.reading import Corpus, Texts, stamp, without_breaks
@@ -33,18 +34,16 @@ def read_numbered_csv(
         answers = [line.strip() for line in names.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{names} cannot be read ({error}); it names one class a line") from error
-    splits: dict[str, Callable[[], Texts]] = {
-        split: partial(_texts, folder / f"{split}.csv", columns, len(answers), encoding) for split in ("train", "test")
-    }
+    splits: dict[str, Callable[[], Texts]] = {}
+    for split in ("train", "test"):
+        with collected():
+            if not (folder / f"{split}.csv").is_file():
+                raise DataError(f"{folder / f'{split}.csv'} is missing; it comes with the official archive")
+            splits[split] = partial(_texts, folder / f"{split}.csv", columns, len(answers), encoding)
+    files = [folder / f"{split}.csv" for split in splits]
     if per_class is not None:
         splits["train"] = some_texts(splits["train"], per_class, seed)
-    return Corpus(answers, splits, stamp(_there(folder / f"{split}.csv") for split in splits))
-
-
-def _there(file: Path) -> Path:
-    if not file.is_file():
-        raise DataError(f"{file} is missing")
-    return file
+    return Corpus(answers, splits, stamp(files))
 
 
 def _texts(file: Path, columns: int, classes: int, encoding: str) -> Texts:
@@ -52,12 +51,15 @@ def _texts(file: Path, columns: int, classes: int, encoding: str) -> Texts:
     for number, row in enumerate(read_csv_rows(file, encoding), 1):
         if not row:
             continue
-        if len(row) != columns:
-            raise DataError(f"{file}, row {number}: {len(row)} columns instead of {columns}")
-        if not row[0].isdecimal() or not 1 <= int(row[0]) <= classes:
-            raise DataError(f"{file}, row {number}: class {row[0]!r}, expected a number from 1 to {classes}")
-        empty = False
-        yield "\n\n".join(part for part in row[1:] if part), int(row[0]) - 1
+        empty, valid = False, False
+        with collected():
+            if len(row) != columns:
+                raise DataError(f"{file}, row {number}: {len(row)} columns instead of {columns}")
+            if not row[0].isdecimal() or not 1 <= int(row[0]) <= classes:
+                raise DataError(f"{file}, row {number}: class {row[0]!r}, expected a number from 1 to {classes}")
+            valid = True
+        if valid:
+            yield "\n\n".join(part for part in row[1:] if part), int(row[0]) - 1
     if empty:
         raise DataError(f"{file} holds no rows")
 

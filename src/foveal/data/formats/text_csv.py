@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.data.text.csv_files import read_csv_rows, some_texts
 from foveal.data.text.documents import TextFormat, TextOptions, register_texts
@@ -56,12 +57,15 @@ def _rows(file: Path, columns: Sequence[str], label: str, encoding: str) -> Iter
     for number, row in enumerate(rows, 2):
         if not row:
             continue
-        if len(row) != len(header):
-            raise DataError(f"{file}, row {number}: {len(row)} columns instead of {len(header)}")
-        if not row[label_column].strip():
-            raise DataError(f"{file}, row {number}: the column {label!r} is empty; give it a class or leave it out")
-        empty = False
-        yield "\n\n".join(row[column] for column in text_columns), row[label_column].strip()
+        empty, valid = False, False
+        with collected():
+            if len(row) != len(header):
+                raise DataError(f"{file}, row {number}: {len(row)} columns instead of {len(header)}")
+            if not row[label_column].strip():
+                raise DataError(f"{file}, row {number}: the column {label!r} is empty; give it a class or leave it out")
+            valid = True
+        if valid:
+            yield "\n\n".join(row[column] for column in text_columns), row[label_column].strip()
     if empty:
         raise DataError(f"{file} holds no rows below its header")
 
@@ -69,9 +73,10 @@ def _rows(file: Path, columns: Sequence[str], label: str, encoding: str) -> Iter
 def _texts(file: Path, columns: Sequence[str], label: str, encoding: str, answers: Sequence[str]) -> Texts:
     numbers = {name: i for i, name in enumerate(answers)}
     for text, name in _rows(file, columns, label, encoding):
-        if name not in numbers:
+        if name in numbers:
+            yield text, numbers[name]
+        else:
             check_classes([name], answers, file)
-        yield text, numbers[name]
 
 
 def _read(path: Path, options: TextOptions, encoding: str) -> Corpus:

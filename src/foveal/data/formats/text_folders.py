@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.data.text.documents import TextFormat, register_texts
 from foveal.data.text.reading import TEXT_ENDINGS, Corpus, Texts, check_classes, decoded, stamp
@@ -31,11 +31,14 @@ def read_folders(
     for split, folder in folders.items():
         names = list(classes) or _class_names(folder)
         check_classes(names, answers, folder)
-        listed = [(file, answers.index(name)) for name in names for file in _text_files(folder / name, endings)]
-        counts = Counter(label for _, label in listed)
-        empty = [label for label in range(len(answers)) if not counts[label]]
-        if not listed or (split == "train" and empty):
-            raise DataError(f"{folder / (answers[empty[0]] if listed else '')} holds no text files")
+        files_of = {name: _text_files(folder / name, endings) for name in answers if name in names}
+        listed = [(file, answers.index(name)) for name, members in files_of.items() for file in members]
+        for name in answers if split == "train" and listed else ():
+            with collected():
+                if not files_of.get(name):
+                    raise DataError(f"{folder / name} holds no text files; add some or remove the folder")
+        if not listed:
+            raise DataError(f"{folder} holds no text files; add some")
         splits[split] = partial(_read_files, listed, encoding)
         files += [file for file, _ in listed]
     return Corpus(answers, splits, stamp(files))  # type: ignore[arg-type]
@@ -67,10 +70,14 @@ def _text_files(folder: Path, endings: Sequence[str]) -> list[Path]:
 
 def _read_files(files: Sequence[tuple[Path, int]], encoding: str) -> Texts:
     for file, label in files:
-        try:
-            yield decoded(file.read_bytes(), encoding), label
-        except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror}") from error
+        text = None
+        with collected():
+            try:
+                text = decoded(file.read_bytes(), encoding, file)
+            except OSError as error:
+                raise DataError(f"{file} cannot be read: {error.strerror}; get it again or remove it") from error
+        if text is not None:
+            yield text, label
 
 
 register_texts(

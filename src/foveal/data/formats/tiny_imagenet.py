@@ -16,6 +16,7 @@ from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages
 from foveal.data.images.reading import image_files
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.errors import DataError
 
 ARCHIVE = "tiny-imagenet-200"
@@ -30,14 +31,16 @@ def read_tiny_imagenet(folder: Path) -> ImageSet:
     labels = {wnid: label for label, wnid in enumerate(classes)}
     annotations = folder / "val" / "val_annotations.txt"
     rows = read_rows(annotations, 2)
-    for name, wnid, *_ in rows:
-        if wnid not in labels:
-            raise DataError(f"{annotations}: {name} is of class {wnid}, which has no folder in {folder / 'train'}")
     files = {file.name: file for file in image_files(folder / "val")}  # also where someone sorted them into folders
-    for row in rows:
-        if row[0] not in files:
-            raise DataError(f"{folder / 'val' / 'images' / row[0]} is missing; unpack {ARCHIVE}.zip again")
-    val = LabelledImages.of_files([files[row[0]] for row in rows], torch.tensor([labels[row[1]] for row in rows]))
+    listed: list[tuple[Path, int]] = []
+    for name, wnid, *_ in rows:
+        with collected():
+            if wnid not in labels:
+                raise DataError(f"{annotations}: {name} is of class {wnid}, which has no folder in {folder / 'train'}")
+            if name not in files:
+                raise DataError(f"{folder / 'val' / 'images' / name} is missing; unpack {ARCHIVE}.zip again")
+            listed.append((files[name], labels[wnid]))
+    val = LabelledImages.of_files([file for file, _ in listed], torch.tensor([label for _, label in listed]))
     return ImageSet(wordnet_names(classes, folder / "words.txt"), {"train": train, "val": val})
 
 

@@ -21,6 +21,7 @@ from foveal.data.formats._rows import read_rows
 from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages, from_middle
 from foveal.data.place import Place
+from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.errors import DataError
 
@@ -37,8 +38,11 @@ def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> ImageS
     main = folder / "ImageSets" / "Main"
     if not main.is_dir():
         raise DataError(f"{main} is missing; unpack the official VOCtrainval archive, which makes VOCdevkit")
-    samples = {split: _read_split(folder, main, split) for split in splits}
-    annotated = (folder / "Annotations").is_dir()
+    samples = {}
+    for split in splits:
+        with collected():
+            samples[split] = _read_split(folder, main, split)
+    annotated = (folder / "Annotations").is_dir() and splits[-1] in samples
     return ImageSet(list(VOC_CLASSES), samples, partial(_boxes, folder, samples[splits[-1]]) if annotated else None)
 
 
@@ -54,24 +58,33 @@ def _read_split(folder: Path, main: Path, split: str) -> LabelledImages:
     number = {image: n for n, image in enumerate(images)}
     marks = torch.full((len(images), len(VOC_CLASSES)), UNSET)
     for k, name in enumerate(VOC_CLASSES):
-        path = main / f"{name}_{split}.txt"
-        for image, mark, *_ in read_rows(path, 2):
-            if image not in number or mark not in ("1", "0", "-1"):
-                raise DataError(
-                    f"{path}: expected an image of {split}.txt and 1, 0 or -1, got '{image} {mark}'; get it again"
-                )
-            marks[number[image], k] = int(mark)
-    if (marks == UNSET).any():
-        n, k = (marks == UNSET).nonzero()[0].tolist()
-        raise DataError(f"{main / f'{VOC_CLASSES[k]}_{split}.txt'} has no line for image {images[n]}; get it again")
+        with collected():
+            _read_class(main / f"{name}_{split}.txt", number, marks[:, k])
     files = [folder / "JPEGImages" / f"{image}.jpg" for image in images]
     return LabelledImages.of_files(files, (marks == 1).float(), marks != 0)
 
 
+def _read_class(path: Path, number: dict[str, int], marks: Tensor) -> None:
+    """Fill in the marks (N,) of one class; images are numbered by name."""
+    for image, mark, *_ in read_rows(path, 2):
+        if image not in number or mark not in ("1", "0", "-1"):
+            raise DataError(
+                f"{path}: expected an image of {path.stem.split('_')[-1]}.txt and 1, 0 or -1, got '{image} {mark}'; "
+                "get it again"
+            )
+        marks[number[image]] = int(mark)
+    if (marks == UNSET).any():
+        missing = list(number)[int((marks == UNSET).nonzero()[0])]
+        raise DataError(f"{path} has no line for image {missing}; get it again")
+
+
 def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
     """Boxes of all objects (N, M, 5), as in :class:`~foveal.data.images.labelled.ImageSet`."""
-    files = (folder / "Annotations" / f"{samples.file(n).stem}.xml" for n in range(len(samples)))
-    return pad_sequence([_objects(file) for file in files], batch_first=True, padding_value=-1)
+    boxes = [torch.empty(0, 5) for _ in range(len(samples))]
+    for n in range(len(samples)):
+        with collected():
+            boxes[n] = _objects(folder / "Annotations" / f"{samples.file(n).stem}.xml")
+    return pad_sequence(boxes, batch_first=True, padding_value=-1)
 
 
 def _objects(file: Path) -> Tensor:

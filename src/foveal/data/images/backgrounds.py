@@ -32,7 +32,7 @@ def photographs(folder: Path, side: int, part: str) -> Tensor:
     """
     remainders = {"train": (0, 1, 2), "val": (3,), "test": (4,)}[part]
     files = photograph_files(folder)[:MOST]
-    return torch.cat([_tiles(file, side) for i, file in enumerate(files) if i % 5 in remainders])
+    return torch.cat([tiles(file, side) for i, file in enumerate(files) if i % 5 in remainders])
 
 
 def photograph_files(folder: Path) -> list[Path]:
@@ -45,7 +45,8 @@ def photograph_files(folder: Path) -> list[Path]:
     return files
 
 
-def _tiles(file: Path, side: int) -> Tensor:
+def tiles(file: Path, side: int) -> Tensor:
+    """Squares of one photograph, uint8 (P, 3, side, side)."""
     image = read_image(file)
     short, long = sorted(image.size)
     if short < 8:

@@ -9,7 +9,7 @@ memory.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,13 @@ from torch.utils.data import Dataset
 
 from foveal.data.batches import Batches, Collated, EpochBatches, epoch_seed
 from foveal.data.cache import cached
+from foveal.data.check import check_files
 from foveal.data.images.augment import resized, resized_masks, seeded, short_side, view, whole
 from foveal.data.images.held import HeldImages, decode
 from foveal.data.images.labelled import ImageSet, LabelledImages, WholeImages
 from foveal.data.images.reading import read_image
 from foveal.data.place import Place
+from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import complete, some_of_each
 from foveal.errors import DataError, UserError, unknown
@@ -99,7 +101,31 @@ class Format:
 
 def register_images(form: Format, summary: str) -> Entry:
     """Make a dataset of images to classify known by its format."""
-    return register_data(Entry(form.name, summary, ImageOptions, partial(ImageData, form), form.place))
+    build, check = partial(ImageData, form), partial(check_images, form)
+    return register_data(Entry(form.name, summary, ImageOptions, build, form.place, check))
+
+
+def check_images(form: Format, options: ImageOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
+    """Read all lists, images and boxes of a dataset and yield what is wrong with them."""
+    if form.place is None:
+        return
+    images: ImageSet | None = None
+    with collecting() as problems, collected():
+        images = form.read(form.place.find(root, options.folder, name=form.name))
+    yield from problems
+    if images is None:
+        return
+    damaged: list[str] = []
+    for split, samples in images.splits.items():
+        if samples.are_files:
+            files = [samples.file(n) for n in range(len(samples))]
+            for problem in check_files(files, progress, f"reading {split} images"):
+                damaged.append(str(problem.file))
+                yield problem
+    if images.boxes is not None:
+        with collecting() as problems, collected():
+            images.boxes()
+        yield from (p for p in problems if not any(file in p.message for file in damaged))
 
 
 class ImageFiles(Dataset[dict[str, Any]]):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from foveal.data.problems import note
 from foveal.data.text.reading import Texts
 from foveal.errors import DataError, UserError
 
@@ -22,7 +23,10 @@ def read_csv_rows(file: Path, encoding: str) -> Iterator[list[str]]:
         encoding = "utf-8-sig"  # a byte order mark is no part of the first field
     try:
         with open(file, newline="", encoding=encoding, errors="replace") as lines:
-            yield from csv.reader(lines)
+            for number, row in enumerate(csv.reader(lines), 1):
+                if any("\ufffd" in value for value in row):
+                    note(f"{file}, row {number}: not valid {encoding}; set data.encoding to that of the file")
+                yield row
     except FileNotFoundError as error:
         raise DataError(f"{file} is missing") from error
     except (OSError, csv.Error) as error:

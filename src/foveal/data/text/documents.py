@@ -19,6 +19,7 @@ from torch import Tensor
 from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached_folder
 from foveal.data.formats.glove import read_glove
+from foveal.data.problems import Problem, Progress, collected, collecting, note
 from foveal.data.registry import Entry, datasets, register_data
 from foveal.data.splits import SPLITS, complete_streams
 from foveal.data.text.encode import SPECIAL, Array, encode, read_split, read_vocabulary
@@ -37,7 +38,27 @@ _formats: dict[str, TextFormat] = {}
 def register_texts(form: TextFormat, summary: str) -> Entry:
     """Make a corpus known by its format."""
     _formats[form.name] = form
-    return register_data(Entry(form.name, summary, TextOptions, partial(DocumentData, form), form.place))
+    build, check = partial(DocumentData, form), partial(check_texts, form)
+    return register_data(Entry(form.name, summary, TextOptions, build, form.place, check))
+
+
+def check_texts(form: TextFormat, options: TextOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
+    """Read all texts of a corpus and yield what is wrong with them."""
+    form.check_options(options)
+    corpus: Corpus | None = None
+    with collecting() as problems, collected():
+        folder = Path() if form.place is None else form.place.find(root, options.folder, name=form.name)
+        corpus = form.corpus(folder, options)
+    yield from problems
+    for split, read in corpus.splits.items() if corpus is not None else ():
+        with collecting() as problems, collected():
+            count = words = 0
+            for text, _ in progress(read(), description=f"reading {split} texts", total=None):
+                count += 1
+                words += any(letter.isalnum() for letter in text)
+            if words < count:
+                note(f"{folder}: {count - words} of {count} {split} texts hold no word; is data.encoding right?")
+        yield from problems
 
 
 def text_format(name: str) -> TextFormat:

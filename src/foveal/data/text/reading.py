@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from foveal.data.problems import collected, is_checking, note
 from foveal.errors import DataError, unknown
 
 TEXT_ENDINGS = (".txt", ".text", ".md")
@@ -34,12 +35,22 @@ class Corpus:
     fingerprint: list[object] = field(default_factory=list)
 
 
-def decoded(raw: bytes, encoding: str) -> str:
+def decoded(raw: bytes, encoding: str, source: object = "") -> str:
     r"""Bytes as text; what is not valid becomes the replacement character, which is no word.
+
+    Args:
+        raw: the bytes.
+        encoding: of the text.
+        source: what the bytes come from; a check of the data reports it if they are not valid.
 
     >>> decoded(b"caf\xe9 noir", "utf-8"), decoded(b"caf\xe9", "latin-1")
     ('caf� noir', 'café')
     """
+    if is_checking():
+        try:
+            raw.decode(encoding)
+        except UnicodeDecodeError as error:
+            note(f"{source} is not valid {encoding} at byte {error.start}; set data.encoding to that of the file")
     return raw.decode(encoding, errors="replace")
 
 
@@ -55,9 +66,10 @@ def stamp(files: Iterable[Path]) -> list[object]:
 
 def check_classes(names: Sequence[str], answers: Sequence[str], source: Path) -> None:
     """Raise for a class that training does not have."""
-    for name in names:
-        if name not in answers:
-            raise DataError(f"{source}: {unknown('class', name, answers)}; training has no texts of it")
+    for name in dict.fromkeys(names):
+        with collected():
+            if name not in answers:
+                raise DataError(f"{source}: {unknown('class', name, answers)}; training has no texts of it")
 
 
 def without_breaks(text: str) -> str:

@@ -109,8 +109,8 @@ def training(
     >>> len(training({"SOFT": [run]}))
     2
     """
-    if info is None:
-        from foveal.measure.info import metric_info as info
+    from foveal.measure.info import metric_info
+
     rows = [row for runs in epochs.values() for run in runs for row in run]
     slot = colours or slots(epochs)
     x = _epoch_axis([row["epoch"] for row in rows if finite(row.get("epoch"))])
@@ -118,7 +118,7 @@ def training(
     keys = dict.fromkeys(
         key for row in rows for key in row if key.startswith("val/") and not key.startswith("val/loss")
     )
-    figures += [_score(epochs, key, info(key.removeprefix("val/")), slot, x) for key in keys]
+    figures += [_score(epochs, key, (info or metric_info)(key.removeprefix("val/")), slot, x) for key in keys]
     return [figure for figure in figures if figure]
 
 

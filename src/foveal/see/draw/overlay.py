@@ -1,7 +1,7 @@
 """One image and one attention map as a picture.
 
-Attention is never compared between pictures here: every map is scaled to its own maximum, so the brightest place is
-where that map is highest, whatever its value. A map that is zero everywhere stays dark.
+Every map is scaled to its own maximum: the brightest place is where that map is highest, whatever its value, so
+brightness does not compare between pictures. A map that is zero everywhere stays dark.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def overlay(image: Tensor, attention: Tensor, *, cmap: str = "magma", alpha: flo
 
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
-        attention: (h, w), not negative; brought to H×W bilinearly and scaled to its maximum.
+        attention: (h, w), not negative; resized to H×W bilinearly and scaled to its maximum.
         cmap: name of a matplotlib colour map.
         alpha: opacity of the colour where attention is highest, in [0, 1].
 
@@ -44,7 +44,7 @@ def attended(image: Tensor, attention: Tensor, *, floor: float = 0.12, gamma: fl
 
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
-        attention: (h, w), not negative; brought to H×W bilinearly and scaled to its maximum.
+        attention: (h, w), not negative; resized to H×W bilinearly and scaled to its maximum.
         floor: brightness left where attention is zero, in [0, 1].
         gamma: exponent of attention; below 1 it keeps more than the peak visible. The attended image of the HAttNet
             paper has ``floor=0, gamma=1``.
@@ -92,7 +92,7 @@ def plain(image: Tensor) -> Image.Image:
 
 
 def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) -> Tensor:
-    """Check an attention map, bring it to ``size`` bilinearly and scale it to its maximum.
+    """Check an attention map, resize it to ``size`` bilinearly and scale it to its maximum.
 
     Args:
         attention: (h, w), finite and not negative.
@@ -132,7 +132,7 @@ def _pixels(image: Tensor) -> Tensor:
 
 def _coloured(strength: Tensor, cmap: str) -> Tensor:
     """(H, W) in [0, 1] as colours (3, H, W) in [0, 1]."""
-    from matplotlib import colormaps  # takes a while to import, and only colouring needs it
+    from matplotlib import colormaps  # slow to import, and only colouring needs it
 
     if cmap not in colormaps:
         raise unknown("colour map", cmap, colormaps)
@@ -144,5 +144,5 @@ def _picture(pixels: Tensor) -> Image.Image:
     return Image.fromarray((pixels * 255).round().byte().permute(1, 2, 0).contiguous().numpy(), "RGB")
 
 
-def _shape(given: object) -> str:
-    return f"of shape {tuple(given.shape)}" if isinstance(given, Tensor) else f"a {type(given).__name__}"
+def _shape(value: object) -> str:
+    return f"of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

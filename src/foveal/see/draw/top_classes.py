@@ -91,5 +91,5 @@ def top_classes(
     finally:
         for module, training in modes.items():
             module.training = training
-    values = (classes, probability.gather(1, classes), maps, order.argsort(1))
-    return TopClasses(*(value.cpu() for value in values), kind=kind)
+    best = probability.gather(1, classes)
+    return TopClasses(classes.cpu(), best.cpu(), maps.cpu(), order.argsort(1).cpu(), kind)

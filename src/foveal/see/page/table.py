@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -170,7 +170,7 @@ def _part(metrics: Mapping[str, Mapping[str, Value]], info: MetricInfo, part: st
     return info.show(value.mean, value.spread, _digits(info, [value.mean]))
 
 
-def _cell(value: float | None, show, note: str = "") -> Cell:  # type: ignore[no-untyped-def]
+def _cell(value: float | None, show: Callable[[float], str], note: str = "") -> Cell:
     return Cell(note=note) if value is None else Cell(show(value), note)
 
 

@@ -34,9 +34,7 @@ def looking(model: nn.Module) -> AbstractContextManager[Mapping[str, AttentionRe
     return watch(model, sites) if sites else contextlib.nullcontext({})
 
 
-def spatial_maps(
-    seen: Mapping[str, AttentionRecord], size: tuple[int, int]
-) -> tuple[dict[str, Tensor], Tensor | None]:
+def spatial_maps(seen: Mapping[str, AttentionRecord], size: tuple[int, int]) -> tuple[dict[str, Tensor], Tensor | None]:
     """What :func:`looking` saw: maps by layer, every k-th of many up to the last, and all combined at ``size``.
 
     The combined map is None if there are none.

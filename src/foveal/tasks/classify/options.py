@@ -37,7 +37,8 @@ class ClassAttention:
 class Sharpening:
     """Separability and consistency of class attention, see :class:`foveal.supervise.Sharpen`.
 
-    The losses are ``separability_inner``, ``separability_last`` and ``consistency_inner``; ``loss.weights`` weighs them.
+    The losses are ``separability_inner``, ``separability_last`` and ``consistency_inner``; ``loss.weights`` has the
+    weight of each.
 
     Attributes:
         layers: names of the inner layer and of the last, or of the last alone; null: those of
@@ -119,7 +120,7 @@ def complete(recipe: Recipe) -> Recipe:
     if sharpen is not None:
         sharpen = replace(sharpen, layers=sharpen.layers or list(layers), kind=sharpen.kind or kind)
         if attention is None:
-            attention = ClassAttention(sharpen.layers, sharpen.kind, sharpen.sigma, sharpen.omega)  # type: ignore[arg-type]
+            attention = ClassAttention(sharpen.layers, sharpen.kind, sharpen.sigma, sharpen.omega)
     if attention is not None:
         attention = replace(attention, layers=attention.layers or list(layers))
     return replace(recipe, loss=replace(loss, sharpen=sharpen), measure=replace(measure, class_attention=attention))

@@ -14,8 +14,8 @@ from foveal.tasks.report import ReportWords
 
 CLASS_ATTENTION = (OVERLAP_INNER.key, OVERLAP_LAST.key, "inner_in_last", "pointing_game", "energy_in_box")
 SEVERAL_KINDS = (
-    "A_ch or Grad-CAM below a model is what its maps are; those of A_ch overlap more in any network, so that models with "
-    "different maps do not compare in these measures."
+    "A_ch or Grad-CAM below a model is what its maps are; those of A_ch overlap more in any network, so that models "
+    "with different maps do not compare in these measures."
 )
 
 

@@ -76,7 +76,7 @@ class SharpenLosses:
         target = F.one_hot(label, classes) if multilabel else label
         training = model.training
         try:
-            cam(model.eval(), x, label, self.layers, self.options.kind)  # type: ignore[arg-type]
+            cam(model.eval(), x, label, self.layers, self.options.kind)
             with torch.enable_grad():
                 trial(x, Tensor.sum, target, None, attend=True)
         except (RuntimeError, ValueError) as error:

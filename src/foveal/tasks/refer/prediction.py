@@ -45,7 +45,9 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str]
     if query not in about["queries"]:
         raise unknown("query", query, about["queries"])
     picture, true = read_image(Path(image)), true_answers(about, label)
-    samples = {title: replace(look(run, picture, query), label=true) for title, run in zip(titles(runs), runs, strict=True)}
+    samples = {
+        title: replace(look(run, picture, query), label=true) for title, run in zip(titles(runs), runs, strict=True)
+    }
     named = {
         title: named_answers(about["answers"], sample.probability[0])
         for title, sample in samples.items()

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foveal.data.problems import collected
 from foveal.errors import DataError
 
 SITE = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
@@ -93,24 +94,29 @@ def read_index(root: Path, min_count: int) -> Index:
         )
     files = [root / name for name in FILES]
     stamps = tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
-    return _parse(root.resolve(), stamps, min_count)
+    return _parsed(root.resolve(), stamps, min_count)
 
 
 @lru_cache(maxsize=2)
-def _parse(root: Path, stamps: tuple[int, ...], min_count: int) -> Index:
+def _parsed(root: Path, stamps: tuple[int, ...], min_count: int) -> Index:
+    return parse_index(root, min_count)
+
+
+def parse_index(root: Path, min_count: int) -> Index:
+    """The same, parsed anew."""
     annotations = list(_annotations(root))
     queries = frequent((a.name for a in annotations if a.attributes), min_count)
     answers = frequent((attribute for a in annotations for attribute in a.attributes), min_count)
     query_of, answer_of = ({name: i for i, name in enumerate(names)} for names in (queries, answers))
 
-    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    labels: dict[tuple[int, int], set[int]] = defaultdict(set)
     boxes: dict[tuple[int, int], list[Box]] = defaultdict(list)
     for a in annotations:
         if a.name in query_of:
             key = a.image, query_of[a.name]
-            found[key].update(answer_of[attribute] for attribute in a.attributes if attribute in answer_of)
+            labels[key].update(answer_of[attribute] for attribute in a.attributes if attribute in answer_of)
             boxes[key] += [a.box] if a.box else []
-    samples = [Sample(*key, tuple(sorted(found[key])), tuple(boxes[key])) for key in sorted(found) if found[key]]
+    samples = [Sample(*key, tuple(sorted(labels[key])), tuple(boxes[key])) for key in sorted(labels) if labels[key]]
     if not samples:
         raise DataError(
             f"{root / FILES[0]} has no object class with an attribute that both appear more than {min_count} times; "
@@ -123,57 +129,71 @@ def _annotations(root: Path) -> Iterator[Annotation]:
     """Every object of attributes.json that has a name, in order; objects.json fills in names and boxes it lacks."""
     path, extra = root / "attributes.json", root / "objects.json"
     by_id: dict[Any, dict[str, Any]] | None = None
+    for image, node in _nodes(path):
+        name, box = _name(node), _box(node)
+        if not name or box is None:
+            if by_id is None:
+                by_id = _objects(extra) if extra.exists() else {}
+            other = by_id.get(_object_id(node), {})
+            name, box = name or _name(other), box or _box(other)
+        if name:
+            attributes = (clean(a) for a in node.get("attributes") or ())
+            yield Annotation(image, name, tuple(dict.fromkeys(a for a in attributes if a)), box)
+
+
+def _nodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The image and the JSON object of every object of attributes.json."""
     for number, entry in enumerate(_read_json(path)):
-        image = _field(entry, ("image_id", "id"), int, path, number)
-        for thing in _field(entry, ("attributes",), list, path, number):
-            if not isinstance(thing, dict):
-                raise DataError(f"{path}: image {image} lists {thing!r} instead of an object; get the file from {SITE}")
-            name, box = _name(thing), _box(thing)
-            if not name or box is None:
-                if by_id is None:
-                    by_id = _objects(extra) if extra.exists() else {}
-                other = by_id.get(_object_id(thing), {})
-                name, box = name or _name(other), box or _box(other)
-            if name:
-                given = (clean(a) for a in thing.get("attributes") or ())
-                yield Annotation(image, name, tuple(dict.fromkeys(a for a in given if a)), box)
+        nodes: list[Any] = []
+        with collected():
+            image = _field(entry, ("image_id", "id"), int, path, number)
+            nodes = _field(entry, ("attributes",), list, path, number)
+        for node in nodes:
+            if isinstance(node, dict):
+                yield image, node
+                continue
+            with collected():
+                raise DataError(f"{path}: image {image} lists {node!r} instead of an object; get the file from {SITE}")
 
 
 def _objects(path: Path) -> dict[Any, dict[str, Any]]:
     """The objects of objects.json by id."""
     return {
-        _object_id(thing): thing
+        _object_id(node): node
         for number, entry in enumerate(_read_json(path))
-        for thing in _field(entry, ("objects",), list, path, number)
+        for node in _field(entry, ("objects",), list, path, number)
     }
 
 
-def _object_id(thing: dict[str, Any]) -> Any:
-    return thing.get("object_id", thing.get("id"))
+def _object_id(node: dict[str, Any]) -> Any:
+    return node.get("object_id", node.get("id"))
 
 
-def _name(thing: dict[str, Any]) -> str:
-    names = thing.get("names") or thing.get("object_names") or [""]
+def _name(node: dict[str, Any]) -> str:
+    names = node.get("names") or node.get("object_names") or [""]
     return clean(names[0] if isinstance(names, list) else names)
 
 
-def _box(thing: dict[str, Any]) -> Box | None:
-    w, h = thing.get("w", thing.get("width")), thing.get("h", thing.get("height"))
-    x, y = thing.get("x"), thing.get("y")
+def _box(node: dict[str, Any]) -> Box | None:
+    w, h = node.get("w", node.get("width")), node.get("h", node.get("height"))
+    x, y = node.get("x"), node.get("y")
     return (x, y, w, h) if all(isinstance(side, int | float) for side in (x, y, w, h)) else None  # type: ignore[return-value]
 
 
 def _image_sizes(root: Path, images: set[int]) -> dict[int, tuple[int, int]]:
     path, sizes = root / "image_data.json", {}
     for number, entry in enumerate(_read_json(path)):
-        image = _field(entry, ("image_id", "id"), int, path, number)
-        if image in images:
-            sizes[image] = tuple(_field(entry, (side,), int, path, number) for side in ("width", "height"))
-    if absent := sorted(images - sizes.keys()):
-        raise DataError(
-            f"{path} does not list image {absent[0]} of attributes.json ({len(absent)} absent); "
-            f"get both files of one release from {SITE}"
-        )
+        with collected():
+            image = _field(entry, ("image_id", "id"), int, path, number)
+            if image in images:
+                sizes[image] = tuple(_field(entry, (side,), int, path, number) for side in ("width", "height"))
+    absent = sorted(images - sizes.keys())
+    for image in absent:
+        with collected():
+            raise DataError(
+                f"{path} does not list image {image} of attributes.json ({len(absent)} absent); "
+                f"get both files of one release from {SITE}"
+            )
     return sizes
 
 
@@ -186,8 +206,10 @@ def _read_json(path: Path) -> list[Any]:
     except FileNotFoundError as error:
         raise DataError(f"the Visual Genome file {path} is missing; {get}") from error
     except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise DataError(f"{path} is not valid JSON ({error.msg}: {where}); it may be cut short, {get} again") from error
+        position = f"line {error.lineno}, column {error.colno}"
+        raise DataError(
+            f"{path} is not valid JSON ({error.msg}: {position}); it may be cut short, {get} again"
+        ) from error
     except (UnicodeDecodeError, OSError) as error:
         raise DataError(f"cannot read {path} ({error}); {get} again") from error
     if not isinstance(content, list):
@@ -200,5 +222,5 @@ def _field(entry: Any, keys: Sequence[str], kind: type, path: Path, number: int)
     for key in keys:
         if isinstance(entry, dict) and isinstance(entry.get(key), kind):
             return entry[key]
-    wanted = f"{' or '.join(map(repr, keys))} of type {kind.__name__}"
-    raise DataError(f"{path}: entry {number} has no {wanted}, as the official file has; get {path.name} from {SITE}")
+    expected = f"{' or '.join(map(repr, keys))} of type {kind.__name__}"
+    raise DataError(f"{path}: entry {number} has no {expected}, as the official file has; get {path.name} from {SITE}")

@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from foveal.data.formats.visual_genome.annotations import SITE, Box, Index, Sample, read_index
+from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.errors import DataError, UserError, unknown
 
@@ -98,13 +99,27 @@ def image_files(root: Path, images: set[int]) -> dict[int, Path]:
     """Where each of ``images`` is. All are looked for at once, so that no training stops half way at a missing one."""
     present = {folder: set(os.listdir(root / folder)) for folder in IMAGE_FOLDERS if (root / folder).is_dir()}
     files = {i: root / folder / f"{i}.jpg" for folder, names in present.items() for i in images if f"{i}.jpg" in names}
-    if absent := sorted(images - files.keys()):
-        raise DataError(
-            f"image {absent[0]}.jpg is annotated but neither in {root / IMAGE_FOLDERS[0]} nor in "
-            f"{root / IMAGE_FOLDERS[1]} ({len(absent)} of {len(images)} are absent); get images.zip and images2.zip "
-            f"from {SITE} and unpack them there"
-        )
+    absent = sorted(images - files.keys())
+    for image in absent:
+        with collected():
+            raise DataError(
+                f"image {image}.jpg is annotated but neither in {root / IMAGE_FOLDERS[0]} nor in "
+                f"{root / IMAGE_FOLDERS[1]} ({len(absent)} of {len(images)} are absent); get images.zip and "
+                f"images2.zip from {SITE} and unpack them there"
+            )
     return files
+
+
+def read_square(path: Path, side: int) -> Image.Image:
+    """An image file as RGB, resized to a square."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"cannot read the image {path} ({error}); it is missing or damaged, unpack it again from images.zip or "
+            f"images2.zip of {SITE}"
+        ) from error
 
 
 class VisualGenomeAttributes(Dataset[dict[str, Any]]):
@@ -192,15 +207,7 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
         }
 
     def _image(self, image: int) -> Image.Image:
-        path = self.files[image]
-        try:
-            with Image.open(path) as picture:
-                return picture.convert("RGB").resize((self.image_size, self.image_size), Image.Resampling.BILINEAR)
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(
-                f"cannot read the image {path} ({error}); it is missing or damaged, unpack it again from images.zip or "
-                f"images2.zip of {SITE}"
-            ) from error
+        return read_square(self.files[image], self.image_size)
 
     def prior(self, smoothing: float = 1.0) -> Tensor:
         """Log-odds of every attribute given the object class, over the training split whichever split this is.

@@ -6,7 +6,9 @@ generated shapes (:mod:`foveal.data.embedded.shapes`) in place of the official f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +16,16 @@ import torch
 from torch import Tensor
 
 from foveal.data.batches import Batches, Collated, EpochBatches, epoch_seed
-from foveal.data.formats.visual_genome.annotations import SITE
-from foveal.data.formats.visual_genome.attributes import IMAGE_FOLDERS, VisualGenomeAttributes
+from foveal.data.check import check_files
+from foveal.data.formats.visual_genome.annotations import FILES, SITE, Index, Sample, parse_index
+from foveal.data.formats.visual_genome.attributes import (
+    IMAGE_FOLDERS,
+    VisualGenomeAttributes,
+    image_files,
+    read_square,
+)
 from foveal.data.place import Layout, Place
+from foveal.data.problems import Problem, Progress, collected, collecting, note
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import SPLITS
 from foveal.errors import UserError, unknown
@@ -132,6 +141,31 @@ class VisualGenomeData:
         return Batches(order, Collated(data), device, workers=self.options.workers)
 
 
+def check_visual_genome(options: VisualGenomeOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
+    """Read all annotations and annotated images and yield what is wrong with them."""
+    if options.source == "embedded":
+        return
+    files: dict[int, Path] = {}
+    with collecting() as problems, collected():
+        folder = PLACE.find(root, options.folder, name="visual-genome")
+        index = parse_index(folder, options.min_count)
+        for sample in index.samples:
+            _check_boxes(folder, sample, index)
+        files = image_files(folder, set(index.sizes))
+    yield from problems
+    read = partial(read_square, side=options.image_size)
+    yield from check_files((files[image] for image in sorted(files)), progress, "reading images", read)
+
+
+def _check_boxes(folder: Path, sample: Sample, index: Index) -> None:
+    """Note boxes that lie outside of their image."""
+    width, height = index.sizes.get(sample.image, (float("inf"), float("inf")))
+    for x, y, w, h in sample.boxes:
+        if x >= width or y >= height or x + w <= 0 or y + h <= 0:
+            name, box = index.queries[sample.query], (x, y, w, h)
+            note(f"{folder / FILES[0]}: the box {box} of {name!r} lies outside of image {sample.image}")
+
+
 register_data(
     Entry(
         "visual-genome",
@@ -139,5 +173,6 @@ register_data(
         VisualGenomeOptions,
         VisualGenomeData,
         PLACE,
+        check_visual_genome,
     )
 )

@@ -1,0 +1,6 @@
+"""The scripts of docs/ are no package: tests here import them by their names."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))

@@ -1,0 +1,145 @@
+"""Tables of the pages: rows and columns of the recipes, values of the results."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import expected
+import pytest
+import result_tables
+
+HEADER = (
+    "table,recipe,model,dataset,metric,unit,better,published,mean,std,difference,seeds,values,run_seeds,parameters,epochs,"
+    "seconds,step_seconds,precision,embedded,hardware"
+)
+CTX = (
+    "hattnet/table1,hattnet/table1/mref-hattnet-ctx,HAttNet-CTX,MREF,accuracy,%,higher,0.9851,0.98,0.0012,-0.0051,3,0.98,0,"
+    "59273,100,60,,32,False,some GPU"
+)
+LITE = "icasc/voc2012-lite,icasc/voc2012-lite/{},{},VOC 2012,{},%,higher,,{},,,1,0.5,0,3,10,60,0.04,bf16,False,some GPU"
+
+
+def write(folder: Path, *rows: str, paper: str = "hattnet") -> Path:
+    (folder / f"{paper}.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
+    return folder
+
+
+def test_no_file_is_not_measured_yet(tmp_path: Path) -> None:
+    assert result_tables.results("hattnet", tmp_path).startswith("Not measured yet")
+
+
+def test_table_has_models_down_and_datasets_across(tmp_path: Path) -> None:
+    text = result_tables.results("hattnet", write(tmp_path, CTX))
+    lines = text.splitlines()
+    assert lines.count("| | MREF | MDIST | MBG |") == 1
+    rows = [line.split("|")[1].strip() for line in lines if line.startswith("| ") and "MREF" not in line]
+    assert rows == ["STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"]
+    assert "| HAttNet-CTX | 98.00 ± 0.12 (98.51) | not measured yet | not measured yet |" in lines
+    # published strengths, and the whole of the other table
+    assert [line.endswith(": not measured yet.") for line in lines].count(True) == 2
+    assert "`hattnet/table1-ours` (the same networks with more data and our schedule): not measured yet." in lines
+    assert "3 seeds; precision 32; some GPU." in text
+
+
+def test_cells_without_spread_published_or_real_data(tmp_path: Path) -> None:
+    row = CTX.replace("0.9851,0.98,0.0012,-0.0051,3", ",0.5,,,1").replace("False", "True")
+    text = result_tables.results("hattnet", write(tmp_path, row.replace("accuracy", "true_positive_strength_last")))
+    assert r"| HAttNet-CTX | 50.00\* |" in text
+    assert "1 seed; precision 32" in text
+    assert "on embedded data, not the paper's: do not compare" in text
+
+
+def test_tables_and_metrics_that_no_recipe_has_are_shown_too(tmp_path: Path) -> None:
+    row = CTX.replace("table1", "table9").replace("MREF", "VG").replace("accuracy,%", "own_metric,")
+    text = result_tables.results("hattnet", write(tmp_path, row))
+    assert "**VG** (`hattnet/table9`)" in text
+    assert "| | Own metric |" in text
+    assert "| HAttNet-CTX | 0.98 ± 0.00 (0.99) |" in text  # no percentage
+
+
+def test_classes_stand_beside_the_published_ones(tmp_path: Path) -> None:
+    (tmp_path / "icasc-voc2012.csv").write_text("class,ResNet-18\ncat,93.91\nmean,77.44\n", encoding="utf-8")
+    rows = [
+        LITE.format("ach", "Lite0 + ICASC A_ch", "average_precision/cat", 0.5),
+        LITE.format("baseline", "Lite0", "average_precision/cat", 0.925),
+        LITE.format("baseline", "Lite0", "label_map", 0.5),
+    ]
+    write(tmp_path, *rows, paper="icasc")
+    assert result_tables.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines() == [
+        "| class | ResNet-18 | ours, Lite0 | ours, Lite0 + ICASC A_ch |",
+        "|---|---:|---:|---:|",
+        "| cat | 93.91 | 92.50 | 50.00 |",
+        "| mean | 77.44 | 50.00 |  |",
+    ]
+    assert "average_precision/" not in result_tables.results("icasc", tmp_path)
+    (tmp_path / "icasc.csv").unlink()
+    assert "| cat | 93.91 |" in result_tables.classes("icasc/voc2012-lite", tmp_path, tmp_path).splitlines()
+
+
+def test_right_and_wrong_answers(tmp_path: Path) -> None:
+    assert result_tables.splits("icasc/voc2012-lite", tmp_path) == "Right and wrong answers: not measured yet."
+    rows = [
+        LITE.format("baseline", "Lite0", "pointing_game/right", 0.8),
+        LITE.format("baseline", "Lite0", "pointing_game/wrong", 0.51234),
+    ]
+    lines = result_tables.splits("icasc/voc2012-lite", write(tmp_path, *rows, paper="icasc")).splitlines()
+    assert lines[:3] == ["| right / wrong | Pointing game |", "|---|---:|", "| Lite0 | 80.0 / 51.2 |"]
+    assert lines[-1].endswith("| – / – |")
+
+
+def test_one_dataset_leaves_room_for_size(tmp_path: Path) -> None:
+    row = (
+        "aw/cifar10,aw/cifar10/aw-resnet20,AW-ResNet-20,CIFAR-10,accuracy,%,higher,,0.9,0.01,,3,0.9,0,286890,30,60,0.00321,"
+        "bf16,False,some GPU"
+    )
+    lines = result_tables.results("aw", write(tmp_path, row, paper="aw")).splitlines()
+    assert "**CIFAR-10** (`aw/cifar10`: one small network and schedule, every mechanism)" in lines
+    assert "| | Accuracy | Parameters |" in lines  # no time of a step: these runs had changing company
+    assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 |" in lines
+    assert "| SE-ResNet-20 | not measured yet |  |" in lines
+    assert "`aw/table1` (the paper's table): not measured yet." in lines
+
+
+def test_metrics_of_one_dataset_stand_side_by_side(tmp_path: Path) -> None:
+    row = "fan/table6,fan/table6/{},{},20 News,{},%,higher,,{},,,1,0.9,0,100,30,60,0.002,bf16,False,some GPU"
+    rows = [
+        row.format("hatt", "Hatt", "accuracy", 0.6),
+        row.format("fan-sup", "FAN-hatt-sup", "center_mass", 0.5),
+        row.format("fan-sup", "FAN-hatt-sup", "accuracy", 0.7),
+    ]
+    lines = result_tables.results("fan-documents", write(tmp_path, *rows, paper="fan-documents")).splitlines()
+    assert "| | Accuracy | Center-mass | Parameters | ms a step |" in lines
+    assert "| Hatt | 60.00 | – | 100 | 2.00 |" in lines  # ran, and has none
+    assert "| FAN-hatt-unsup | not measured yet | not measured yet |  |  |" in lines
+    assert "| FAN-hatt-sup | 70.00 | 50.00 | 100 | 2.00 |" in lines
+
+
+def test_a_model_that_is_measured_again_is_left_out_of_the_short_table() -> None:
+    rows = [
+        dict.fromkeys(HEADER.split(","), "") | {"table": "icasc/voc2012-lite", "recipe": next(iter(expected.AGAIN))}
+    ]
+    whole, short = (result_tables.Table.of("icasc/voc2012-lite", rows, again) for again in (True, False))
+    assert len(whole.models) == len(short.models) + 1
+
+
+def test_what_is_expected_exists() -> None:
+    from foveal.recipe.grids import cell_names, grids
+
+    assert set().union(*expected.TABLES.values()) | expected.UNTIMED <= set(grids())
+    pairs = [pair for compared in expected.COMPARED.values() for pair in compared]
+    assert {cell for _, *cells in pairs for cell in cells} | expected.AGAIN <= set(cell_names())
+
+
+@pytest.mark.parametrize("paper", expected.COMPARED)
+def test_comparisons_are_of_measured_cells(paper: str) -> None:
+    text = result_tables.comparisons(paper)
+    assert text.count("\n| ") == len(expected.COMPARED[paper])
+
+
+def test_columns_are_those_that_reproduce_writes() -> None:
+    from foveal.reproduce import summary
+
+    assert all(f'"{column}": ' in Path(summary.__file__).read_text(encoding="utf-8") for column in HEADER.split(","))
+    for paper in expected.TABLES:
+        path = result_tables.RESULTS / f"{paper}.csv"
+        assert path.read_text(encoding="utf-8").splitlines()[0] == HEADER
