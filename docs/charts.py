@@ -20,14 +20,14 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     charts = []
     for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
         here = [row for row in rows if (row["measure"], row["batch"]) == (measure, batch) and row["form"] != "plain"]
-        said = "peak memory" if measure == "peak MiB" else measure.removesuffix(" ms")
-        charts.append(bars(f"{said}, batch {batch}: times the plain form", here))
+        title = "peak memory" if measure == "peak MiB" else measure.removesuffix(" ms")
+        charts.append(bars(f"{title}, batch {batch}: times the plain form", here))
     heads = ("what", "form", "batch", "measure", "value", "ratio to plain")
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|---|---:|---:|"]
     lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
-    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
+    conditions = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
     table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
-    return "\n\n".join([where, '<div class="bench">' + "".join(charts) + "</div>", table])
+    return "\n\n".join([conditions, '<div class="bench">' + "".join(charts) + "</div>", table])
 
 
 def plain_table(rows: list[Row]) -> str:
@@ -36,8 +36,8 @@ def plain_table(rows: list[Row]) -> str:
     heads = [head for head in rows[0] if head not in same]
     lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * len(heads)]
     lines += [f"| {' | '.join(short(row[head]) for head in heads)} |" for row in rows]
-    said = [f"{head} {rows[0][head]}" if rows[0][head].isdigit() else rows[0][head] for head in same if rows[0][head]]
-    return "\n".join([", ".join(said) + ".", "", *lines])
+    shared = [f"{head} {rows[0][head]}" if rows[0][head].isdigit() else rows[0][head] for head in same if rows[0][head]]
+    return "\n".join([", ".join(shared) + ".", "", *lines])
 
 
 def short(text: str) -> str:
@@ -66,8 +66,8 @@ def bars(title: str, rows: list[Row]) -> str:
             group = row["what"]
         ratio, ink = float(row["ratio to plain"]), COLOURS[forms.index(row["form"]) % len(COLOURS)]
         parts.append(f'<rect x="{left}" y="{y}" width="{max(1, across(ratio) - left):.1f}" height="12" fill="{ink}"/>')
-        said = f"{ratio:.2f}× {row['form']}"
-        parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{said}</text>')
+        label = f"{ratio:.2f}× {row['form']}"
+        parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{label}</text>')
         y += line
     return (
         f'<svg viewBox="0 0 480 {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'

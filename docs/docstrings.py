@@ -25,7 +25,7 @@ def markdown(text: str) -> str:
     See `foveal.watch`:
     """
     text = SECTION.sub("", text)
-    text = DOCTEST.sub(lambda found: f"```pycon\n{found[0]}\n```", text)
+    text = DOCTEST.sub(lambda match: f"```pycon\n{match[0]}\n```", text)
     return LITERAL.sub(":", ROLE.sub(r"`\1`", text))
 
 

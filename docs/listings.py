@@ -174,25 +174,26 @@ def _choices(kinds: dict[str, type], base: type) -> str:
 
 
 def tasks() -> str:
-    """The recipe sections of every task, with the sections in them."""
+    """The keys of losses that every task has, then the recipe sections of each task."""
     from foveal import registry
+    from foveal.recipe import AttentionLoss, LossOptions
 
-    blocks = []
+    blocks = [f"Every task:\n\n{keys(LossOptions)}", f"Each loss of `loss.attention`:\n\n{keys(AttentionLoss)}"]
+    shared = [field.name for field in dataclasses.fields(LossOptions)]
     for name, task in registry.tasks.items().items():
         blocks.append(f"#### task: {name}\n\n{task.summary[:1].upper()}{task.summary[1:]}.")
         for section, kind in task.sections.items():
-            blocks += _nested(section, kind)
+            blocks += _nested(section, kind, shared if issubclass(kind, LossOptions) else ())
     return "\n\n".join(blocks)
 
 
-def _nested(name: str, kind: type) -> list[str]:
+def _nested(name: str, kind: type, without: Collection[str] = ()) -> list[str]:
     """The table of a section, then those of the sections in it; nothing for a section without keys."""
-    fields = dataclasses.fields(kind)
-    if not fields:
-        return []
+    fields = [field for field in dataclasses.fields(kind) if field.name not in without]
     hints = get_type_hints(kind)
     inner = [(f"{name}.{field.name}", _section(hints[field.name])) for field in fields]
-    return [f"`{name}`:\n\n{keys(kind)}", *(text for key, part in inner if part for text in _nested(key, part))]
+    own = [f"`{name}`:\n\n{keys(kind, without)}"] if fields else []
+    return own + [text for key, part in inner if part for text in _nested(key, part)]
 
 
 def data_keys() -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import numbers
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -89,6 +89,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return {convert(args[0], k, where): convert(args[1], v, join(where, str(k))) for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
+    if origin is Sequence and isinstance(value, str):
+        value = [value]  # one of several
     plain_type = origin or hint
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # NumPy's too
         value = int(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import shlex
 from inspect import signature
@@ -17,7 +18,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
 WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
-SPEAKING = [page for page in PAGES if "/api/" not in page.as_posix()]
+PROSE = [page for page in PAGES if "/api/" not in page.as_posix()]
 
 
 def name(page: Path) -> str:
@@ -58,7 +59,7 @@ def commands() -> dict[str, typer.core.TyperCommand]:
     return typer.main.get_command(app).commands
 
 
-def said(page: Path) -> list[list[str]]:
+def written_commands(page: Path) -> list[list[str]]:
     """The words of every foveal command in inline code and indented blocks."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     inline = re.findall(r"`(?:uv run )?(foveal [^`\n]+)`", text)
@@ -66,14 +67,14 @@ def said(page: Path) -> list[list[str]]:
     return [shlex.split(command, comments=True) for command in inline + blocks]
 
 
-@pytest.mark.parametrize("page", SPEAKING, ids=name)
+@pytest.mark.parametrize("page", PROSE, ids=name)
 def test_commands_exist(page: Path) -> None:
     from foveal import registry
     from foveal.recipe.grids import cell_names, grids
 
     known = commands()
     of_tasks = {f"--{key}" for task in registry.tasks.items().values() for key in signature(task.predict).parameters}
-    for _, command, *words in said(page):
+    for _, command, *words in written_commands(page):
         assert command in known, f"foveal {command}"
         options = {option for parameter in known[command].params for option in parameter.opts}
         options |= of_tasks if command == "predict" else set()
@@ -86,7 +87,7 @@ def test_commands_exist(page: Path) -> None:
 
 
 def test_readme_names_every_command() -> None:
-    assert {command for _, command, *_ in said(ROOT / "README.md")} == set(commands())
+    assert {command for _, command, *_ in written_commands(ROOT / "README.md")} == set(commands())
 
 
 def fits(base: str, changes: list[str]) -> bool:
@@ -114,13 +115,26 @@ def test_overrides_are_real() -> None:
     override = re.compile(r"(?:train|optim|loss|data|model)\.\w+=\S+")
     texts = ("demo/document/sup", "fan/table6-yahoo/mini-hatt", "fan/table6/hatt")
     bases, seen = ("demo/refer/hattnet-ctx", "hattnet/table2/attention-soft", "demo/classify", *texts), 0
-    for page in SPEAKING:
-        for text in [*re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")), *map(" ".join, said(page))]:
+    for page in PROSE:
+        for text in [
+            *re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")),
+            *map(" ".join, written_commands(page)),
+        ]:
             if changes := override.findall(text):
                 named = [word for word in text.split() if word in available()]
                 assert any(fits(base, changes) for base in named or bases), text
                 seen += len(changes)
     assert seen > 10
+
+
+# Names --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_names_of_foveal_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for full_name in re.findall(r"(?:`|^::: )(foveal(?:\.\w+)+)(?:`|$)", text, re.MULTILINE):
+        pkgutil.resolve_name(full_name)
 
 
 # Links --------------------------------------------------------------------
@@ -163,7 +177,7 @@ def test_recipes_and_tables_that_pages_show_are_valid(tmp_path: Path) -> None:
     from foveal.recipe.grid import is_grid
     from foveal.recipe.grids import own_grid
 
-    shown = {name: text for page in SPEAKING for name, text in files(page).items()}
+    shown = {name: text for page in PROSE for name, text in files(page).items()}
     assert len(shown) >= 3
     for name, text in shown.items():
         path = tmp_path / name

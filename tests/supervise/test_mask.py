@@ -28,7 +28,7 @@ def slow(attention, mask):
     """The mean of −log share, pixel by pixel; samples without a target or without attention do not count."""
     losses = []
     for alpha, target in zip(attention.tolist(), mask.tolist(), strict=True):
-        pixels = [(value, on) for row, targets in zip(alpha, target, strict=True) for value, on in zip(row, targets)]
+        pixels = list(zip(sum(alpha, []), sum(target, []), strict=True))
         total = sum(value for value, _ in pixels)
         if total > 0 and any(on for _, on in pixels):
             losses.append(-math.log(sum(value for value, on in pixels if on) / total))

@@ -9,7 +9,7 @@ from foveal.tasks.run import build_source, load_model
 from safetensors.torch import load_file, save_file
 from small_genome import write
 
-from foveal.attention.records.record import watch
+from foveal.attention import watch
 from foveal.data.formats.visual_genome.source import VisualGenomeData, VisualGenomeOptions
 from foveal.errors import UserError
 from foveal.measure import weighted_average_precision

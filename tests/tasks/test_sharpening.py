@@ -390,7 +390,7 @@ def test_maps_of_the_recipes_have_the_papers_sizes(name: str) -> None:
     taps = Taps(model.eval(), [options.inner, options.last])
     with taps:
         model(x)
-    found = [taps.grid(n)(each.values).shape for n, each in taps.tapped().items()]
+    found = [taps.to_maps(n)(each.values).shape for n, each in taps.tapped().items()]
     assert [(shape[2], shape[1]) for shape in found] == list(SIZES[name])
 
 

@@ -123,7 +123,7 @@ def _task_options(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
                 raise UserError(f"{word} needs a value: {word} VALUE")
             value = following
         options.setdefault(name.replace("-", "_"), []).append(value)
-    return positional, dict(options)
+    return positional, {name: values[0] if len(values) == 1 else values for name, values in options.items()}
 
 
 def _leader() -> bool:

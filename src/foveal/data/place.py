@@ -112,12 +112,11 @@ class Place:
         raise DataError(f"{prefix}no {what} {listed}{instead}; {self.how}")
 
     def candidates(self, root: Path | None, folder: str | None = None) -> list[Path]:
-        """All paths to look at, in order."""
-        if folder is not None:
+        """All paths to look at, in order; the name of the only folder says no more than None."""
+        if folder is not None and (folder,) != self.folders:
             given = Path(folder).expanduser()
             return [given] if root is None or given.is_absolute() else [root / given, given]
-        names = [Path(name) for name in (*self.archives, *self.folders)]
-        return names if root is None else [root / name for name in names]
+        return [] if root is None else [root / name for name in (*self.archives, *self.folders)]
 
     def choose(self, candidates: list[Path]) -> tuple[Path, Layout] | None:
         """The first candidate with a complete layout, else the first that exists, and its most complete layout."""
@@ -166,8 +165,7 @@ def status(entry: Entry, root: Path | None) -> Status:
 
 
 def _status(place: Place, root: Path | None) -> Status:
-    candidates = place.candidates(root)
-    choice = place.choose(candidates) if root is not None else None
+    choice = place.choose(place.candidates(root))
     if choice is None:
         folder, layout = (root or Path()) / place.folders[0], place.official
         missing = set(layout.needs)

@@ -1,4 +1,4 @@
-"""Choose the fastest launch configuration of a kernel, once for every shape, and keep the choice in the cache folder."""
+"""Choose the fastest launch configuration of a kernel, once a shape, and keep the choice in the cache folder."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.attention.class_maps.cam import Kind, cam
+from foveal.attention.class_maps.cam import MapKind, cam
 from foveal.attention.class_maps.taps import Taps
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32
@@ -55,7 +55,7 @@ def assert_attends(
     min_mass: float = 0.6,
     *,
     at: str = "layer4",
-    kind: Kind = "channel",
+    kind: MapKind = "channel",
     attention: Attention | None = None,
     confidence: float = 0.95,
     resamples: int = 2000,

@@ -62,17 +62,31 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(str(error)) from error
 
 
+REPLACED = {"schedule": "name", "average": "kind"}  # sections that are one thing as a whole, and the key that names it
+
+
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the values of ``over``; sections that both have are merged key by key.
 
+    A schedule or an average of another name replaces the one in ``base``, whose keys would mean nothing to it.
+
     >>> merged({"optim": {"lr": 1, "clip": 5}, "seed": 0}, {"optim": {"lr": 2}})
     {'optim': {'lr': 2, 'clip': 5}, 'seed': 0}
+    >>> merged({"schedule": {"name": "stairs", "after": 29}}, {"schedule": {"name": "cosine"}})
+    {'schedule': {'name': 'cosine'}}
     """
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
-        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping) and not _replaces(key, below, value):
+            value = merged(below, value)
+        result[key] = value
     return result
+
+
+def _replaces(key: str, below: Mapping[str, Any], value: Mapping[str, Any]) -> bool:
+    name = REPLACED.get(key)
+    return name is not None and name in value and value[name] != below.get(name)
 
 
 @dataclass

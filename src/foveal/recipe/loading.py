@@ -19,6 +19,7 @@ from foveal.recipe.optim import parse_optim
 from foveal.recipe.schema import VERSION, Cell, Recipe, Train, plain
 from foveal.typed import check_names, convert, parse
 
+SHORT_FORMS = {"schedule": "name", "average": "kind"}  # keys of ``optim`` whose value may be a name alone
 OWN = {"train": Train, "published": dict[str, float], "cell": Cell | None}  # sections that every task has
 
 
@@ -136,8 +137,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
     section = raw
     for part in path:
         inner = section.get(part)
-        if part == "schedule" and isinstance(inner, str):  # the short form of {name: ...}
-            inner = {"name": inner}
+        if part in SHORT_FORMS and isinstance(inner, str):
+            inner = {SHORT_FORMS[part]: inner}
         section[part] = {} if inner is None else inner
         section = section[part]
         if not isinstance(section, dict):

@@ -38,14 +38,15 @@ def _optim(new: dict[str, Any]) -> None:
     optim = new.get("optim")
     if not isinstance(optim, dict):
         return
-    schedule = optim.get("schedule", "constant")
-    options = {key: optim.pop(key) for key in ("after", "every", "factor") if key in optim}
+    options = {key: optim.pop(key) for key in SCHEDULES["stairs"] if key in optim}
+    schedule = optim.get("schedule")
     if isinstance(schedule, str):
-        wanted = {key: options[key] for key in SCHEDULES.get(schedule, ()) if key in options}
-        optim["schedule"] = {"name": schedule, **wanted}
-    optimiser = optim.get("name", "adamw")
+        known = {key: options[key] for key in SCHEDULES.get(schedule, ()) if key in options}
+        optim["schedule"] = {"name": schedule, **known}
+    elif schedule is None and options:  # the recipe that this one extends names the schedule
+        optim["schedule"] = options
     for key, owners in OPTIMISERS.items():  # version 1 wrote and ignored those of other optimisers
-        if optimiser not in owners:
+        if "name" in optim and optim["name"] not in owners:
             optim.pop(key, None)
 
 

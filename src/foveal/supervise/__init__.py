@@ -1,4 +1,4 @@
-"""SUPERVISE: losses on attention itself, and the targets they need. Plain tensors in, plain tensors out."""
+"""SUPERVISE: losses on attention itself, and the targets they need. Plain tensors or records in, plain tensors out."""
 
 from foveal.supervise.center_mass import center_mass, center_mass_loss
 from foveal.supervise.mask import mask_loss

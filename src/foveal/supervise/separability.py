@@ -9,8 +9,8 @@ With A^T and A^Conf the maps of the true class and of the class most easily conf
     L_AS = 2 Σ min(A^T, A^Conf) · Mask / Σ (A^T + A^Conf)                 separability, at each layer
     L_AC = θ − Σ A^T_inner · Mask_last / Σ A^T_inner                      consistency of the inner layer with the last
 
-Where the paper is silent: losses are taken per sample and averaged over the samples whose maps have not vanished; the
-mask is a constant; maps are divided by a common constant first, so that no size of gradient needs an ε.
+Not in the paper: losses are taken per sample and averaged over the samples whose maps are not zero; the mask is a
+constant; maps are divided by a common constant first, so that no ε is needed for small gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from foveal.errors import UserError, unknown
 
-Source = Literal["last", "inner"]
+MaskLayer = Literal["last", "inner"]
 
 
 def attention_mask(attention: Tensor, sigma: float = 0.55, omega: float = 100.0, *, gradient: bool = False) -> Tensor:
@@ -32,9 +32,9 @@ def attention_mask(attention: Tensor, sigma: float = 0.55, omega: float = 100.0,
     Args:
         attention: (..., H, W), not negative.
         sigma: the threshold, as a fraction of each map's maximum.
-        omega: how sharp it is.
-        gradient: let gradients through; by default the mask is a constant, so that nothing is won by shrinking it. The
-            maximum is a constant in any case.
+        omega: sharpness of the threshold.
+        gradient: let gradients through; by default the mask is a constant, so that the loss cannot fall by shrinking
+            it. The maximum is always a constant.
 
     >>> attention_mask(torch.tensor([[5.0, 5.5, 10.0]]))
     tensor([[0.0067, 0.5000, 1.0000]])
@@ -53,11 +53,11 @@ def separability(
     normalise: bool = False,
     mask_gradient: bool = False,
 ) -> Tensor:
-    """Attention that the true and the confusing class share, where the true class attends; to be minimised.
+    """Overlap of the attention of the true and of the confusing class, where the true class attends; to be minimised.
 
     Args:
         target_map: (N, H, W), or (N, P, H, W) for P true classes of each image, not negative.
-        confuser_map: of the same shape, of the confusing class, made with the same factor.
+        confuser_map: of the same shape, of the confusing class, with the same scale.
         sigma: threshold of the mask, as a fraction of the target map's maximum.
         omega: sharpness of the mask.
         normalise: divide each map by its own maximum, so that the loss cannot fall by making one map larger.
@@ -65,17 +65,17 @@ def separability(
 
     Returns:
         Scalar in [0, 1], the mean over true classes and then over images; pairs whose target map is zero or not finite
-        are skipped, and it is 0 if all are. The same for maps that are both multiplied by any positive number.
+        are skipped, and it is 0 if all are. A positive factor of both maps does not change it.
 
     >>> left, right = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]]])
     >>> separability(left, right), separability(left, left)
     (tensor(0.), tensor(1.))
     """
     _check_maps(target_map, confuser_map)
-    found = separabilities(
+    losses, valid = separabilities(
         target_map, confuser_map, sigma=sigma, omega=omega, normalise=normalise, mask_gradient=mask_gradient
     )
-    return mean(*found)
+    return mean(losses, valid)
 
 
 def separabilities(
@@ -103,20 +103,20 @@ def consistency(
     theta: float = 0.8,
     sigma: float = 0.55,
     omega: float = 100.0,
-    source: Source = "last",
+    source: MaskLayer = "last",
     hinge: bool = False,
     mask_gradient: bool = False,
 ) -> Tensor:
-    """How far the inner layer's attention falls short of resting where the last layer attends; to be minimised.
+    """θ minus the share of the inner layer's attention where the last layer attends; to be minimised.
 
     Args:
         inner_map: (N, h, w) or (N, P, h, w), not negative, of the true class at the inner layer.
         last_map: (N, H, W) or (N, P, H, W), of the same at the last layer; its mask is brought to h×w bilinearly.
-        theta: the share of inner attention inside the mask that is asked for.
+        theta: the wanted share of inner attention inside the mask.
         sigma: threshold of the mask, as a fraction of the map's maximum.
         omega: sharpness of the mask.
         source: whose mask: the ``last`` layer's, or the ``inner`` layer's own.
-        hinge: no reward for more than ``theta``.
+        hinge: no gain from a share above ``theta``.
         mask_gradient: let gradients through the mask.
 
     Returns:
@@ -128,10 +128,10 @@ def consistency(
     tensor(0.0500)
     """
     _check_maps(inner_map, last_map, same=False)
-    found = consistencies(
+    losses, valid = consistencies(
         inner_map, last_map, theta, sigma=sigma, omega=omega, source=source, hinge=hinge, mask_gradient=mask_gradient
     )
-    return mean(*found)
+    return mean(losses, valid)
 
 
 def consistencies(
@@ -141,7 +141,7 @@ def consistencies(
     *,
     sigma: float,
     omega: float,
-    source: Source,
+    source: MaskLayer,
     hinge: bool,
     mask_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
@@ -162,12 +162,12 @@ def consistencies(
 
 
 def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The highest-scoring class that is not a true one.
+    """The highest-scoring class that is not true.
 
     Args:
         logits: (N, K).
-        target: class numbers (N,), negative for none known; or 0 and 1, (N, K), for several labels.
-        valid: bool (N, K), false for labels that are not known: such a class is neither true nor confusing.
+        target: class numbers (N,), negative if unknown; or 0 and 1, (N, K), for several labels.
+        valid: bool (N, K), false for unknown labels: such a class is neither true nor confusing.
 
     Returns:
         Class (N,), never a true one, and bool (N,), whether there is one.
@@ -188,9 +188,9 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
 
 
 def _check_maps(first: Tensor, second: Tensor, same: bool = True) -> None:
-    for name, each in (("first", first), ("second", second)):
-        if each.ndim not in (3, 4) or 0 in each.shape[-2:]:
-            raise UserError(f"the {name} map must be (N, H, W) or (N, P, H, W), got shape {tuple(each.shape)}")
+    for name, maps in (("first", first), ("second", second)):
+        if maps.ndim not in (3, 4) or 0 in maps.shape[-2:]:
+            raise UserError(f"the {name} map must be (N, H, W) or (N, P, H, W), got shape {tuple(maps.shape)}")
     if first.shape[:-2] != second.shape[:-2] or (same and first.shape != second.shape):
         raise UserError(f"the maps are of different shapes, {tuple(first.shape)} and {tuple(second.shape)}")
 
@@ -201,7 +201,7 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def _amount(attention: Tensor) -> Tensor:
-    """All attention of each map (...); not a number if one of its values is none, which compares as false."""
+    """Sum of each map (...); NaN if one of its values is NaN, which compares as false."""
     return attention.detach().sum((-2, -1))
 
 
@@ -214,7 +214,7 @@ def _not_zero(values: Tensor) -> Tensor:
 
 
 def mean(loss: Tensor, valid: Tensor) -> Tensor:
-    """Mean over the losses that count: for (N, P) over those of each image, then over images."""
+    """Mean over the valid losses: for (N, P) over those of each image, then over images."""
     loss = loss * valid
     if loss.ndim == 2:
         loss, valid = loss.sum(1) / valid.sum(1).clamp_min(1), valid.any(1)

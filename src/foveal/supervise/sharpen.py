@@ -3,9 +3,9 @@
 Wang, Wu, Karanam, Peng, Singh, Liu, Metaxas: "Sharpen Focus: Learning with Attention Separability and Consistency"
 (ICCV 2019, https://arxiv.org/abs/1811.07484). The losses themselves are in :mod:`foveal.supervise.separability`.
 
-The features of both layers come from the one forward pass that the task has anyway. A class's gradient with respect to
-both comes from one backward pass that stops at the inner layer and computes no parameter's gradient: what two classes
-cost is twice the input-gradient of the last stage. Images with several true classes share one confusing class.
+The features of both layers come from the forward pass of the task. A class's gradient with respect to both comes from
+one backward pass that stops at the inner layer and computes no parameter's gradient: two classes cost twice the input
+gradient of the last stage. The true classes of an image share one confusing class.
 """
 
 from __future__ import annotations
@@ -22,56 +22,56 @@ from torch import Tensor, nn
 from foveal.attention.class_maps.cam import (
     KINDS,
     BatchNorm,
-    Kind,
+    MapKind,
     Traced,
     check_order,
     class_maps,
     trace_classes,
     twice_differentiable,
 )
-from foveal.attention.class_maps.taps import Grid, Taps, find_layers, unwrapped
+from foveal.attention.class_maps.taps import Reshape, Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
-from foveal.supervise.separability import Source, confusing_class, consistencies, mean, separabilities
+from foveal.supervise.separability import MaskLayer, confusing_class, consistencies, mean, separabilities
 
-Pairs = Literal["every", "one"]
+ClassPairs = Literal["every", "one"]
 TERMS = ("separability_inner", "separability_last", "consistency_inner")
 
 
 class Sharpen:
     """Adds separability and consistency to anyone's training step.
 
-    One forward pass of the model, and one backward pass down to the inner layer for each class that a map is made of:
-    the true one and the confusing one. Nothing is added to the model.
+    One forward pass of the model, and one backward pass down to the inner layer for each class with a map: the true one
+    and the confusing one. Nothing is added to the model.
 
     Args:
-        model: any classifier that returns scores (N, classes) before softmax; compiled or in
-            DistributedDataParallel if you like.
-        at: names of the inner and the last layer, or of the last one alone. Take the tensors after a stage's ReLU.
+        model: any classifier that returns scores (N, classes) before softmax; may be compiled or in
+            DistributedDataParallel.
+        at: names of the inner and the last layer, or of the last one only. Choose layers after a stage's ReLU.
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
         order: 1: the losses act through the features; 2: through the gradients as well, which costs more.
         weights: weight of each of ``separability_inner``, ``separability_last`` and ``consistency_inner``, 1 each if
             left out. A term with weight 0 is not computed.
-        theta: the share of inner attention inside the mask that consistency asks for.
+        theta: the wanted share of inner attention inside the mask, for consistency.
         sigma: threshold of masks, as a fraction of a map's maximum.
         omega: sharpness of masks.
         mask: whose mask consistency uses, the ``last`` layer's or the ``inner`` layer's own.
         mask_gradient: let gradients through masks.
         normalise: divide maps by their own maxima before they are compared.
-        hinge: no reward for a consistency better than ``theta``.
+        hinge: no gain from a share above ``theta``.
         batch_norm: ``coupled`` or ``frozen``, see :func:`foveal.cam`.
         pairs: with several labels: ``every`` true class against the best-scoring class that is not true, averaged; or
             ``one`` pair, of the best-scoring true class.
-        positives: with ``every``: most true classes of an image, chosen at random anew in every step.
-        warmup: the first so many steps are left alone.
+        positives: with ``every``: largest number of true classes of an image, chosen at random in every step.
+        warmup: number of first steps without these losses.
         reshape: see :func:`foveal.cam`.
-        compile: let ``torch.compile`` fuse the arithmetic on the maps. It takes seconds at the first step; where steps
-            are short it pays, on a GPU above all: some three hundred small launches become a dozen.
+        compile: let ``torch.compile`` fuse the arithmetic on the maps. The first step takes seconds longer; it pays
+            where steps are short, above all on a GPU: some three hundred small launches become a dozen.
 
     Attributes:
         weights: the weights, by name.
         steps: training steps so far; set it when you resume, if you use ``warmup``.
         maps: layer to maps of the last step (N, P + 1, H, W), detached: of P true classes, then of the confusing one
-            (which is missing where only consistency is asked for).
+            (which is missing if only consistency has a weight).
 
     >>> import timm
     >>> from torch.nn import functional as F
@@ -89,21 +89,21 @@ class Sharpen:
         model: nn.Module,
         at: str | Sequence[str] = ("layer3", "layer4"),
         *,
-        kind: Kind = "channel",
+        kind: MapKind = "channel",
         order: Literal[1, 2] = 1,
         weights: Mapping[str, float] | None = None,
         theta: float = 0.8,
         sigma: float = 0.55,
         omega: float = 100.0,
-        mask: Source = "last",
+        mask: MaskLayer = "last",
         mask_gradient: bool = False,
         normalise: bool = False,
         hinge: bool = False,
         batch_norm: BatchNorm = "coupled",
-        pairs: Pairs = "every",
+        pairs: ClassPairs = "every",
         positives: int = 3,
         warmup: int = 0,
-        reshape: Grid | None = None,
+        reshape: Reshape | None = None,
         compile: bool = False,
     ) -> None:
         names = [at] if isinstance(at, str) else list(at)
@@ -116,9 +116,9 @@ class Sharpen:
             ("pairs", pairs, ("every", "one")),
             ("batch_norm", batch_norm, ("coupled", "frozen")),
         ]
-        for what, given, known in choices:
-            if given not in known:
-                raise unknown(what, str(given), known)
+        for option, value, known in choices:
+            if value not in known:
+                raise unknown(option, str(value), known)
         if positives < 1 or warmup < 0:
             raise UserError(f"expected positives of at least 1 and warmup of at least 0, got {positives} and {warmup}")
         if not 0 < sigma < 1:
@@ -138,7 +138,7 @@ class Sharpen:
         self._taps = Taps(model, self._layers(), reshape)
 
     def _layers(self) -> list[str]:
-        """Those that some term needs; the fewer, the shorter the backward pass."""
+        """The layers that some term needs; fewer layers make a shorter backward pass."""
         wanted = {name for name, weight in self.weights.items() if weight}
         inner = wanted & {"separability_inner", "consistency_inner"}
         last = "separability_last" in wanted or ("consistency_inner" in wanted and self.source == "last") or not inner
@@ -146,10 +146,10 @@ class Sharpen:
 
     def on(self, model: nn.Module) -> Sharpen:
         """The same for another form of the model, such as a compiled one."""
-        made = copy.copy(self)
-        made.model, made.maps, made._compiled = model, {}, None
-        made._taps = Taps(model, list(self._taps.layers), self._taps.reshape)
-        return made
+        other = copy.copy(self)
+        other.model, other.maps, other._compiled = model, {}, None
+        other._taps = Taps(model, list(self._taps.layers), self._taps.reshape)
+        return other
 
     @property
     def active(self) -> bool:
@@ -161,11 +161,11 @@ class Sharpen:
 
         Args:
             x: the model's input; a tuple for several.
-            target: class numbers (N,), negative for none known; or 0 and 1, (N, classes), for several labels.
-            valid: bool (N, classes), false for labels that are not known.
+            target: class numbers (N,), negative if unknown; or 0 and 1, (N, classes), for several labels.
+            valid: bool (N, classes), false for unknown labels.
 
         Returns:
-            What the model returns, and the losses by name, not yet weighted; see :meth:`total`. They are empty without
+            The model's output, and the losses by name, not yet weighted; see :meth:`total`. There are none without
             gradients, during ``warmup`` and if all weights are zero.
         """
         inputs = x if isinstance(x, tuple) else (x,)
@@ -177,7 +177,7 @@ class Sharpen:
         return output, self.losses(target, valid)
 
     def __enter__(self) -> Self:
-        """For a step of your own: run the model inside ``with sharpen:`` and call :meth:`losses` after it."""
+        """For your own training step: run the model inside ``with sharpen:`` and call :meth:`losses` after it."""
         self._taps.__enter__()
         self._forms = twice_differentiable(self.order, self._taps)
         self._forms.__enter__()
@@ -209,36 +209,44 @@ class Sharpen:
             self._taps.clear()
         if self.compile and self._compiled is None:
             self._compiled = torch.compile(MethodType(_copied(type(self)._maps_and_terms), self))
-        work = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
-        self.maps, losses = work(traced, counts, has)
+        compute = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
+        self.maps, losses = compute(traced, counts, has)
         return losses
 
     def _maps_and_terms(
         self, traced: Traced, counts: Tensor, has: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         maps = class_maps(traced, self.kind)
-        return {name: each.detach() for name, each in maps.items()}, self._terms(maps, counts, has)
+        detached = {name: layer_maps.detach() for name, layer_maps in maps.items()}
+        return detached, self._terms(maps, counts, has)
 
     def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has: Tensor) -> dict[str, Tensor]:
-        """The losses from the maps: those of P true classes that ``counts`` (N, P), then of the confuser it ``has``."""
-        found = {}
+        """The losses from maps (N, P + 1, H, W): of P true classes, valid where ``counts``, then of a confuser, if any.
+
+        Args:
+            maps: layer to maps.
+            counts: bool (N, P), which true classes count.
+            has: bool (N,), whether there is a confusing class.
+        """
+        losses = {}
         for term, layer in (("separability_inner", self.inner), ("separability_last", self.last)):
             if self.weights.get(term):
                 true, confuser = maps[layer][:, :-1], maps[layer][:, -1:]
                 loss, usable = separabilities(true, confuser, normalise=self.normalise, **self.masking)
-                found[term] = mean(loss, usable & counts & has[:, None])
+                losses[term] = mean(loss, usable & counts & has[:, None])
         if self.weights.get("consistency_inner"):
             true = maps[self.inner][:, : counts.shape[1]]
             last = maps[self.last][:, : counts.shape[1]] if self.last in maps else true
-            how: dict[str, Any] = {"source": self.source, "hinge": self.hinge, **self.masking}
-            loss, usable = consistencies(true, last, self.theta, **how)
-            found["consistency_inner"] = mean(loss, usable & counts)
-        return found
+            loss, usable = consistencies(
+                true, last, self.theta, source=self.source, hinge=self.hinge, **self.masking
+            )
+            losses["consistency_inner"] = mean(loss, usable & counts)
+        return losses
 
     def _check(self, target: Tensor, valid: Tensor | None) -> None:
         if self._taps.returned is None:
             raise UserError(
-                "no forward pass to take the losses of: run the model inside `with sharpen:`, then call losses() once"
+                "there is no forward pass: run the model inside `with sharpen:`, then call losses() once"
             )
         logits = self._taps.logits
         if not isinstance(target, Tensor):
@@ -266,8 +274,8 @@ class Sharpen:
             clear = (target == 0) | (target == 1)
             if not bool((clear if valid is None else clear | ~valid).all()):
                 raise UserError(
-                    "target must be 0 and 1 for several labels; mixed or smoothed labels have no true class, and those "
-                    "that are not known are marked by valid="
+                    "target must be 0 and 1 for several labels; mixed or smoothed labels have no true class; mark "
+                    "unknown labels with valid="
                 )
         self._check_layers()
 
@@ -277,7 +285,7 @@ class Sharpen:
             raise UserError(f"{self.inner} runs after {self.last}; name the inner layer first: at={tuple(ran)}")
         if self.order == 1 and not self._taps.trained():
             raise UserError(
-                f"nothing up to {self.last} is trained, so that in first order attention losses change no parameter; "
+                f"nothing up to {self.last} is trained, so with order=1 attention losses change no parameter; "
                 "unfreeze a layer before it, or use order=2"
             )
         idle = [name for name in ("separability_inner", "consistency_inner") if self.weights.get(name)]
@@ -287,13 +295,13 @@ class Sharpen:
         if self.order == 1 and idle and not self._warned and tapped is not None and tapped.values.is_leaf:
             self._warned = True
             warnings.warn(
-                f"nothing up to {self.inner} is trained, so that in first order {' and '.join(idle)} change no "
+                f"nothing up to {self.inner} is trained, so with order=1 {' and '.join(idle)} change no "
                 "parameter; unfreeze a layer before it, give the weight 0, or use order=2",
                 stacklevel=5,
             )
 
     def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """P true classes and the confusing one (N, P + 1), which true ones count (N, P), whether one confuses (N,)."""
+        """P true classes and the confusing one (N, P + 1), which true ones count (N, P), whether there is a confuser (N,)."""
         confuser, has = confusing_class(logits, target, valid)
         if target.ndim == 1:
             true, counts = target.clamp_min(0)[:, None], (target >= 0)[:, None]
@@ -307,29 +315,29 @@ class Sharpen:
             rank, most = logits.detach().float().nan_to_num(), 1
         else:
             most = max(1, int(positive.sum(1).max())) if len(positive) else 1
-            # The order is random only where it matters, so that other runs draw the same numbers.
+            # Random numbers are drawn only where needed, so that other runs draw the same ones.
             rank = torch.rand(positive.shape, device=logits.device) if most > self.positives else positive.float()
         chosen = rank.masked_fill(~positive, -torch.inf).topk(min(most, self.positives), 1).indices
         return chosen, positive.gather(1, chosen)
 
 
 def _copied(function: Any) -> FunctionType:
-    """The same function with code of its own, which is what PyTorch counts compiled forms by and looks them up by."""
+    """The same function with its own code object: ``torch.compile`` keeps its cache, and its limit, by code object."""
     code = function.__code__.replace()
     return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
-def _weights(given: Mapping[str, float] | None, inner: bool) -> dict[str, float]:
+def _weights(weights: Mapping[str, float] | None, inner: bool) -> dict[str, float]:
     known = TERMS if inner else TERMS[1:2]
-    made = dict.fromkeys(known, 1.0)
-    for name, weight in (given or {}).items():
+    checked = dict.fromkeys(known, 1.0)
+    for name, weight in (weights or {}).items():
         try:
-            made[name] = float(weight)
+            checked[name] = float(weight)
         except (TypeError, ValueError):
             raise UserError(f"the weight of {name} must be a number, got {weight!r}") from None
-        if not made[name] >= 0:
+        if not checked[name] >= 0:
             raise UserError(f"the weight of {name} must not be negative, got {weight}")
-        if name not in TERMS or (name not in known and made[name]):
+        if name not in TERMS or (name not in known and checked[name]):
             hint = "; it needs an inner and a last layer" if name in TERMS else ""
             raise UserError(f"{unknown('term', name, known)}{hint}")
-    return {name: made[name] for name in known}
+    return {name: checked[name] for name in known}

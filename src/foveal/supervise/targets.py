@@ -1,8 +1,8 @@
-"""Which pairs of entities attention should rest on: objects in pictures and words in sentences.
+"""Targets of the center-mass loss: pairs of objects in images and pairs of words in sentences.
 
 Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https://arxiv.org/abs/1905.11498).
 
-Every function takes one graph or a batch of them, is made of a few tensor operations on any device, and returns bool
+Every function takes one graph or a batch of them, consists of a few tensor operations on any device, and returns bool
 pairs with an empty diagonal, without a gradient, for :func:`foveal.supervise.center_mass_loss`.
 """
 
@@ -48,11 +48,11 @@ SEMANTIC = (
     (Tag.ADV, Tag.VERB),
     (Tag.ADV, Tag.ADJ),
 )
-"""Unordered pairs of categories that mean something together."""
+"""Unordered pairs of categories that are semantically related."""
 
 
 def semantic_table() -> Tensor:
-    """:data:`SEMANTIC` as a symmetric bool table over :class:`Tag`, as ``related=`` of the center-mass takes it."""
+    """:data:`SEMANTIC` as a symmetric bool table over :class:`Tag`, for ``related=`` of the center-mass."""
     table = torch.zeros(len(Tag), len(Tag), dtype=torch.bool)
     first, second = torch.tensor(SEMANTIC).T
     table[first, second] = table[second, first] = True
@@ -70,7 +70,7 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
         tags: int (..., N), a :class:`Tag` for every word; 0 (``PAD``) or less is padding and in no pair.
         words: int (..., N), the words as vocabulary items; only for ``different_word``.
         kind: ``semantic``: noun–noun, verb–noun, noun–adjective, adverb–verb, adverb–adjective;
-            ``different_category``, ``same_category``: by their tags; ``different_word``: any two that are not the same.
+            ``different_category``, ``same_category``: by their tags; ``different_word``: any two different words.
 
     Returns:
         bool (..., N, N), symmetric.
@@ -112,19 +112,19 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     """
     a, b = a[..., :, None, :], b[..., None, :, :]
     sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp_min(0)
-    shared = sides.prod(-1)
+    intersection = sides.prod(-1)
     areas = ((x[..., 2:] - x[..., :2]).clamp_min(0).prod(-1) for x in (a, b))
-    union = sum(areas) - shared
-    return shared / union.masked_fill(union <= 0, 1)
+    union = sum(areas) - intersection
+    return intersection / union.masked_fill(union <= 0, 1)
 
 
 def assign(proposals: Tensor, boxes: Tensor, iou: float = 0.5, present: Tensor | None = None) -> Tensor:
-    """Which object each proposal shows: that of highest IoU, if it is above ``iou``.
+    """The object that each proposal shows: the one of highest IoU, if that is above ``iou``.
 
     Args:
         proposals: (..., N, 4) as x1, y1, x2, y2.
         boxes: (..., M, 4), the objects.
-        iou: an overlap of just this much is not enough.
+        iou: threshold; an overlap equal to it is not enough.
         present: bool (..., M), false for boxes that only pad a batch.
 
     Returns:
@@ -141,14 +141,14 @@ def assign(proposals: Tensor, boxes: Tensor, iou: float = 0.5, present: Tensor |
     overlap = box_iou(proposals.detach().to(wide), boxes.detach().to(wide))
     if present is not None:
         overlap = overlap.masked_fill(~present[..., None, :], -1)
-    best, which = overlap.max(-1)
-    return which.masked_fill(~(best > iou), -1)
+    best, index = overlap.max(-1)
+    return index.masked_fill(~(best > iou), -1)
 
 
 def _check_boxes(proposals: Tensor, boxes: Tensor) -> None:
-    for name, given in (("proposals", proposals), ("boxes", boxes)):
-        if given.ndim < 2 or given.shape[-1] != 4:
-            raise UserError(f"{name} must be (..., N, 4) as x1, y1, x2, y2, got {tuple(given.shape)}")
+    for name, tensor in (("proposals", proposals), ("boxes", boxes)):
+        if tensor.ndim < 2 or tensor.shape[-1] != 4:
+            raise UserError(f"{name} must be (..., N, 4) as x1, y1, x2, y2, got {tuple(tensor.shape)}")
     if proposals.shape[:-2] != boxes.shape[:-2]:
         raise UserError(
             f"proposals {tuple(proposals.shape)} and boxes {tuple(boxes.shape)} must be of the same images; pad boxes "
@@ -181,11 +181,11 @@ def object_pairs(
     if labels.shape != boxes.shape[:-1]:
         raise UserError(f"labels {tuple(labels.shape)} must be one for each box, {tuple(boxes.shape[:-1])}")
     shows = assign(proposals, boxes, iou, labels >= 0)
-    found = (shows >= 0)[..., :, None] & (shows >= 0)[..., None, :] & (shows[..., :, None] != shows[..., None, :])
+    pairs = (shows >= 0)[..., :, None] & (shows >= 0)[..., None, :] & (shows[..., :, None] != shows[..., None, :])
     if kind == "category" and boxes.shape[-2]:
         label = labels.gather(-1, shows.clamp_min(0))
-        found &= label[..., :, None] != label[..., None, :]
-    return found
+        pairs &= label[..., :, None] != label[..., None, :]
+    return pairs
 
 
 def relation_pairs(
@@ -208,8 +208,8 @@ def relation_pairs(
     tensor([[False, False],
             [ True, False]])
     """
-    objects, whole = boxes.shape[-2], not (relations.dtype.is_floating_point or relations.dtype == torch.bool)
-    if relations.ndim < 2 or relations.shape[-1] != 2 or relations.shape[:-2] != boxes.shape[:-2] or not whole:
+    objects, integer = boxes.shape[-2], not (relations.dtype.is_floating_point or relations.dtype == torch.bool)
+    if relations.ndim < 2 or relations.shape[-1] != 2 or relations.shape[:-2] != boxes.shape[:-2] or not integer:
         raise UserError(
             f"relations must be integers {(*boxes.shape[:-2], 'R', 2)}, rows of boxes, "
             f"got {relations.dtype} {tuple(relations.shape)}"
@@ -219,12 +219,12 @@ def relation_pairs(
         return torch.zeros(*shows.shape, shows.shape[-1], dtype=torch.bool, device=shows.device)
     subject, object_ = relations.long().unbind(-1)
     inside = (relations >= 0).all(-1) & (relations < objects).all(-1)
-    # One cell more than the table has takes what pads the batch.
+    # One extra cell after the table receives the padding of the batch.
     cell = (subject * objects + object_).masked_fill(~inside, objects * objects)
     table = torch.zeros(*boxes.shape[:-2], objects * objects + 1, dtype=torch.bool, device=boxes.device)
     table = table.scatter(-1, cell, True)
-    place = shows.clamp_min(0)
-    cells = place[..., :, None] * objects + place[..., None, :]
-    found = table.gather(-1, cells.flatten(-2)).view(cells.shape)
-    found = found & (shows >= 0)[..., :, None] & (shows >= 0)[..., None, :]
-    return _off_diagonal(found | found.mT if symmetric else found)
+    row = shows.clamp_min(0)
+    cells = row[..., :, None] * objects + row[..., None, :]
+    pairs = table.gather(-1, cells.flatten(-2)).view(cells.shape)
+    pairs = pairs & (shows >= 0)[..., :, None] & (shows >= 0)[..., None, :]
+    return _off_diagonal(pairs | pairs.mT if symmetric else pairs)

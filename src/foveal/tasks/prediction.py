@@ -85,8 +85,8 @@ def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = No
             )
     task = registry.tasks.get(first.recipe.task)
     known = {key: value for key, value in options.items() if value not in (None, [], ())}
-    check_options(task.predict, known, f"task {first.recipe.task}")
-    return task.predict(runs, [str(value) for value in inputs if value is not None], **known)
+    checked = check_options(task.predict, known, f"task {first.recipe.task}")
+    return task.predict(runs, [str(value) for value in inputs if value is not None], **checked)
 
 
 def titles(runs: Sequence[Trained]) -> list[str]:

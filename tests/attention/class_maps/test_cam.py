@@ -429,7 +429,7 @@ def test_registers_and_torchvision_transformers() -> None:
         swin(square)
     for name, axis in (("features.0.0", 1), ("features.1", 3)):
         values = taps.outputs[name].values
-        torch.testing.assert_close(taps.grid(name)(values), values.movedim(axis, 1))
+        torch.testing.assert_close(taps.to_maps(name)(values), values.movedim(axis, 1))
 
 
 def test_only_the_class_token_is_read_after_the_last_block() -> None:
@@ -719,7 +719,7 @@ def test_tokens_in_another_order_are_put_back() -> None:
     taps = Taps(model, "blocks.0")
     with taps:
         model(x)
-    torch.testing.assert_close(taps.grid("blocks.0")(taps.outputs["blocks.0"].values), expected)
+    torch.testing.assert_close(taps.to_maps("blocks.0")(taps.outputs["blocks.0"].values), expected)
     assert foveal.cam(model, x, 1, "blocks.0").max() > 0
     with pytest.raises(UserError, match=r"not in the order of the image; name a whole block"):
         foveal.cam(model, x, 1, "blocks.1.norm1")

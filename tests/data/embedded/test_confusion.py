@@ -82,3 +82,24 @@ def test_boxes_are_those_of_the_digits() -> None:
         assert box[0, 0] == label
     source = dataset("confusion").build(ImageOptions(size=SIDE // 2), None)
     torch.testing.assert_close(source.boxes()[:20, :, 1:], (digit_boxes(made)[..., 1:] + 0.5) * SIDE / 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": "none"}, {"flip": True}, {"size": 96}])
+def test_masks_move_with_the_image(options) -> None:
+    """Where the mask is, the training image shows the digit's own colour, which is bright; beside it there is ground."""
+    source = dataset("confusion").build(ImageOptions(**options), None)
+    batch = next(iter(source.loader("train", 200, epoch=3, device=torch.device("cpu"), masks=True)))
+    made = confusion("train")
+    own = made.digit_mask[batch["index"]]
+    if options.get("augment") == "none":
+        assert torch.equal(batch["mask"], own)
+        return
+    if "size" not in options:
+        assert not torch.equal(batch["mask"], own)  # padded, cropped, perhaps mirrored
+    level = batch["image"].float().amax(1)
+    inside = (level * batch["mask"]).sum((1, 2)) / batch["mask"].sum((1, 2))
+    original = made.image[batch["index"]].float().amax(1)
+    expected = (original * own).sum((1, 2)) / own.sum((1, 2))
+    cut_off = batch["mask"].sum((1, 2)) < own.sum((1, 2)) * (source.size / SIDE) ** 2 * 0.98
+    assert cut_off.float().mean() < 0.5
+    torch.testing.assert_close(inside[~cut_off], expected[~cut_off], atol=8.0, rtol=0.05)

@@ -4,9 +4,9 @@ Selvaraju et al.: "Grad-CAM: Visual Explanations from Deep Networks via Gradient
 (https://arxiv.org/abs/1610.02391). Wang et al.: "Sharpen Focus: Learning with Attention Separability and Consistency"
 (https://arxiv.org/abs/1811.07484).
 
-Maps come from a functional gradient call: no parameter's ``.grad`` is touched, and the model runs in the mode it is in.
-One backward pass for each class serves all layers and all samples. Departure: gradients are of the class score itself,
-with an upstream gradient of one.
+Maps come from a functional gradient call: no parameter's ``.grad`` changes, and the model runs in the mode it is in.
+One backward pass a class covers all layers and all samples. Departure: gradients are of the class score itself, with an
+upstream gradient of one.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from foveal.attention.class_maps.graph import below, between, not_again, once_only, runs_once
-from foveal.attention.class_maps.taps import Grid, Tapped, Taps, keep_buffers
+from foveal.attention.class_maps.graph import below, between, frees_buffers, missing_derivative, without_second_order
+from foveal.attention.class_maps.taps import Reshape, Tapped, Taps, keep_buffers
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.second_order.mode import SecondOrder
 
-Kind = Literal["channel", "gradcam"]
+MapKind = Literal["channel", "gradcam"]
 BatchNorm = Literal["coupled", "frozen"]
 KINDS = ("channel", "gradcam")
-# Gradients of scores are small enough to vanish in float16, where the attention backward runs this much larger.
+# Gradients of scores underflow in float16, so there the backward of the maps is scaled by this factor.
 HALF_SCALE = 1024.0
 CHECKPOINTED = (
-    "activation checkpointing cannot run a part of the model again as it ran the first time (with order=2, fused or "
-    "kernel-shaped attention); switch it off, use order=1, or name a layer outside of what is checkpointed"
+    "activation checkpointing cannot run a part of the model a second time as it ran first (with order=2, fused or "
+    "kernel-shaped attention); switch it off, use order=1, or name a layer outside the checkpointed part"
 )
 REENTRANT = (
     "activation checkpointing with use_reentrant=True allows no gradients with respect to features; checkpoint with "
@@ -46,7 +46,7 @@ DONATED = (
 )
 
 
-def class_attention(features: Tensor, gradient: Tensor, kind: Kind = "channel") -> Tensor:
+def class_attention(features: Tensor, gradient: Tensor, kind: MapKind = "channel") -> Tensor:
     """Attention maps from features and the gradient of a class score with respect to them.
 
     With F the features of channel k and Y^c the score of class c::
@@ -56,11 +56,11 @@ def class_attention(features: Tensor, gradient: Tensor, kind: Kind = "channel") 
 
     Args:
         features: (N, C, H, W).
-        gradient: (..., N, C, H, W), one for each class asked for.
+        gradient: (..., N, C, H, W), one for each class.
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
 
     Returns:
-        (..., N, H, W), not negative, float32 or wider. Zero where the gradient overflowed.
+        (..., N, H, W), not negative, float32 or wider; zero for a sample whose gradient overflowed.
 
     >>> features = torch.tensor([[[[1.0, 2.0]]]])
     >>> gradient = torch.tensor([[[[3.0, -1.0]]]])
@@ -70,7 +70,7 @@ def class_attention(features: Tensor, gradient: Tensor, kind: Kind = "channel") 
     return _map(features, _weights(gradient, kind))
 
 
-def _weights(gradient: Tensor, kind: Kind) -> Tensor:
+def _weights(gradient: Tensor, kind: MapKind) -> Tensor:
     """The channels' weights α (..., N, C) in float32 or wider; zero for a sample whose gradient is not finite."""
     if kind not in KINDS:
         raise unknown("kind", str(kind), KINDS)
@@ -98,34 +98,33 @@ def cam(
     x: Any,
     target: Tensor | int,
     at: str | Sequence[str] = "layer4",
-    kind: Kind = "channel",
+    kind: MapKind = "channel",
     order: Literal[1, 2] = 1,
     *,
     batch_norm: BatchNorm = "coupled",
-    reshape: Grid | None = None,
+    reshape: Reshape | None = None,
 ) -> Tensor | dict[str, Tensor]:
     """Class attention maps of ``model`` on ``x``, differentiable.
 
-    The model runs once, in the mode it is in; nothing about it changes but the running statistics of batch norms in
-    training mode, as in any forward pass, and no parameter's gradient is touched. Works
-    with convolutional networks and with token grids (ViT, Swin), under autocast, DistributedDataParallel and
-    ``torch.compile`` (not with ``fullgraph=True``). Under ``torch.no_grad`` the maps are computed all the same, and
-    come without a graph.
+    The model runs once, in the mode it is in. Nothing in it changes, except for the running statistics of batch norms
+    in training mode, as in any forward pass; no parameter's gradient changes. Works with convolutional networks and
+    token grids (ViT, Swin), under autocast, DistributedDataParallel and ``torch.compile`` (not with
+    ``fullgraph=True``). Under ``torch.no_grad`` the maps are computed too, and have no graph.
 
     Args:
         model: any classifier that returns scores (N, classes) before softmax.
         x: its input; a tuple for several.
         target: the class of each sample, int64 (N,), or K classes of each, (N, K), or one number for all samples.
-        at: the layer whose features the map is made of, or several; use the last convolutional stage, and in a ViT
-            with a class token the first norm of its last block (``blocks.11.norm1``).
+        at: the layer whose features the map is computed from, or several; use the last convolutional stage, and in a
+            ViT with a class token the first norm of its last block (``blocks.11.norm1``).
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
         order: 1: a loss on the maps acts through the features only; 2: through the gradient as well, by a double
             backward. Where something after the layer cannot be differentiated twice (deformable convolution, compiled
-            parts), order 1 is used and a warning says so; fused attention is replaced by plain attention instead.
-            Activation checkpointing must be that of ``use_reentrant=False``, in both orders.
-        batch_norm: batch norm in training mode lets samples of a batch see each other. ``coupled`` keeps these terms
-            in the gradient, ``frozen`` treats the statistics as constants, so that a map depends on its sample alone.
-        reshape: brings what a layer puts out to (N, C, H, W), for layouts that are not recognised.
+            parts), order 1 is used, with a warning; fused attention is replaced by plain attention instead.
+            Activation checkpointing must use ``use_reentrant=False``, in both orders.
+        batch_norm: in training mode, the samples of a batch interact through batch norm. ``coupled`` keeps these terms
+            in the gradient, ``frozen`` treats the statistics as constants, so that a map depends on its sample only.
+        reshape: brings the output of a layer to (N, C, H, W), for layouts that are not recognised.
 
     Returns:
         Maps at the size of the layer's features, not negative, float32: (N, H, W), or (N, K, H, W) if ``target`` is
@@ -137,24 +136,24 @@ def cam(
     >>> foveal.cam(model, x, torch.tensor([3, 7])).shape
     torch.Size([2, 2, 2])
     >>> maps = foveal.cam(model, x, torch.tensor([[3, 7], [7, 1]]), at=["layer3", "layer4"], kind="gradcam")
-    >>> {name: tuple(each.shape) for name, each in maps.items()}
+    >>> {name: tuple(layer_maps.shape) for name, layer_maps in maps.items()}
     {'layer3': (2, 2, 4, 4), 'layer4': (2, 2, 2, 2)}
     """
     taps = Taps(model, at, reshape)
-    wanted = torch.is_grad_enabled()
+    keep_graph = torch.is_grad_enabled()
     inputs = x if isinstance(x, tuple) else (x,)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in inputs)
         with taps, twice_differentiable(order, taps):
             model(*inputs)
         classes = _classes(target, taps.logits)
-        several = classes if classes.ndim == 2 else classes[:, None]
-        maps = class_maps(trace_classes(taps, several, order, batch_norm=batch_norm), kind)
+        columns = classes if classes.ndim == 2 else classes[:, None]
+        maps = class_maps(trace_classes(taps, columns, order, batch_norm=batch_norm), kind)
     taps.clear()
     if classes.ndim == 1:
-        maps = {name: each[:, 0] for name, each in maps.items()}
-    if not wanted:
-        maps = {name: each.detach() for name, each in maps.items()}
+        maps = {name: layer_maps[:, 0] for name, layer_maps in maps.items()}
+    if not keep_graph:
+        maps = {name: layer_maps.detach() for name, layer_maps in maps.items()}
     return maps[at] if isinstance(at, str) else maps
 
 
@@ -166,11 +165,11 @@ def check_order(order: int) -> None:
 
 @contextmanager
 def twice_differentiable(order: int, taps: Taps) -> Iterator[None]:
-    """For order 2, run what has a backward that cannot be differentiated, or only slowly, in forms that can.
+    """For order 2, operations without a second derivative, or with a slow one, run in forms that have a fast one.
 
     Args:
         order: 1 or 2.
-        taps: open; what the model does before the first tapped layer is left alone, and what is compiled.
+        taps: entered; operations before the first tapped layer and compiled parts run as usual.
     """
     check_order(order)
     if order == 1:
@@ -186,7 +185,7 @@ Traced = dict[str, tuple[Tensor, list[Tensor]]]
 
 
 def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: BatchNorm = "coupled") -> Traced:
-    """What the maps of K classes of each sample are made of, from a forward pass that has run.
+    """Features and gradients for the maps of K classes a sample, from a forward pass that has run.
 
     Args:
         taps: after a forward pass of the model inside it.
@@ -195,18 +194,18 @@ def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: Ba
         batch_norm: ``coupled`` or ``frozen``.
     """
     tapped = taps.tapped()
-    grids = {name: taps.grid(name) for name in tapped}
+    to_maps = {name: taps.to_maps(name) for name in tapped}
     gradients = class_gradients(taps, tapped, classes, order, batch_norm)
-    found = {}
-    for name, each in tapped.items():
-        parts = [grids[name](gradient) for gradient in gradients[name]]
-        if each.values.ndim == 3:
-            _check_tokens(name, parts, gradients[name], taps)
-        found[name] = grids[name](each.values), parts
-    return found
+    traced = {}
+    for name, output in tapped.items():
+        maps = [to_maps[name](gradient) for gradient in gradients[name]]
+        if output.values.ndim == 3:
+            _check_tokens(name, maps, gradients[name], taps)
+        traced[name] = to_maps[name](output.values), maps
+    return traced
 
 
-def class_maps(traced: Traced, kind: Kind = "channel") -> dict[str, Tensor]:
+def class_maps(traced: Traced, kind: MapKind = "channel") -> dict[str, Tensor]:
     """Layer to maps (N, K, H, W)."""
     return {
         name: _map(features, torch.stack([_weights(gradient, kind) for gradient in gradients])).movedim(0, 1)
@@ -217,81 +216,94 @@ def class_maps(traced: Traced, kind: Kind = "channel") -> dict[str, Tensor]:
 def class_gradients(
     taps: Taps, tapped: dict[str, Tapped], classes: Tensor, order: int, batch_norm: BatchNorm = "coupled"
 ) -> dict[str, list[Tensor]]:
-    """Gradient of each chosen class score with respect to what each layer put out: K tensors a layer.
+    """Gradient of each chosen class score with respect to the output of each layer: K tensors a layer.
 
     One backward pass a column of ``classes``, from the scores down to the earliest of the layers and no further.
     """
-    logits, values = taps.logits, [each.values for each in tapped.values()]
-    stops = [each.handed_on for each in tapped.values()]
+    logits, values = taps.logits, [output.values for output in tapped.values()]
     if logits.grad_fn is None:
         raise UserError("the class scores have no graph: run the model with gradients enabled")
     if batch_norm not in ("coupled", "frozen"):
         raise unknown("batch_norm", str(batch_norm), ("coupled", "frozen"))
-    again, hooks = order == 2 and taps.twice is not False, []
-    unsure = again and (taps.twice is None or bool(taps.compiled))  # which may be new since the last time
-    if unsure or taps.compiled or batch_norm == "frozen":
-        nodes = between(logits, stops)
-        if unsure and (name := once_only(nodes)):
-            taps.twice = again = unsure = False
-            _warn_once_only(name, tapped)
-        if runs_once(nodes):
-            raise UserError(DONATED)
-        if batch_norm == "frozen" and taps.compiled:
-            raise UserError("batch_norm='frozen' cannot reach into a compiled model; leave it uncompiled")
-        hooks = [hook for node in nodes if (hook := _freeze(node))] if batch_norm == "frozen" else []
+    second, untested, hooks = _prepare(taps, tapped, order, batch_norm)
     half = any(t.dtype == torch.float16 for t in (logits, *values))
     scale = HALF_SCALE if half else 1.0
-    found: dict[str, list[Tensor]] = {name: [] for name in tapped}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in tapped}
     try:
         with (
             torch.autocast(logits.device.type, enabled=False),
             torch.enable_grad(),
-            torch.autograd.set_multithreading_enabled(False),  # to change threads takes longer than many a launch
+            torch.autograd.set_multithreading_enabled(False),  # switching threads takes longer than most launches
             keep_buffers(bool(taps.compiled)),
         ):
             ones = logits.new_zeros(classes.shape[1], *logits.shape).scatter_(2, classes.T[:, :, None], scale)
-            for one in ones:  # of the sum of all samples' scores of a class
+            for one in ones:  # the sum over samples of one class score each
                 parts = torch.autograd.grad(
-                    logits, values, one, retain_graph=True, create_graph=again, allow_unused=True
+                    logits, values, one, retain_graph=True, create_graph=second, allow_unused=True
                 )
+                _check_used(tapped, parts, logits)
+                if untested:
+                    operation, untested = missing_derivative(parts), False
+                    taps.twice = second = operation is None
+                    if operation is not None:
+                        _warn_first_order(operation, tapped)
                 for name, part in zip(tapped, parts, strict=True):
-                    if part is None:
-                        hidden = any("CheckpointFunction" in node.name() for node in below([logits.grad_fn]))
-                        said = f"the class scores do not depend on layer {name}; name one that they come from"
-                        raise UserError(REENTRANT if hidden else said)
-                if unsure:
-                    name, unsure = not_again(parts), False
-                    taps.twice = again = name is None
-                    if name is not None:
-                        _warn_once_only(name, tapped)
-                for name, part in zip(tapped, parts, strict=True):
-                    part = part if again else part.detach()
-                    found[name].append(part.float() / scale if half else part)
+                    part = part if second else part.detach()
+                    gradients[name].append(part.float() / scale if half else part)
     except RuntimeError as error:
-        for sign, said in (
+        for sign, message in (
             ("donated", DONATED),
             ("use_reentrant", REENTRANT),
             ("torch.utils.checkpoint", CHECKPOINTED),
         ):
             if sign in str(error):
-                raise UserError(said) from error
+                raise UserError(message) from error
         raise
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return gradients
 
 
-def _warn_once_only(name: str, layers: Iterable[str]) -> None:
+def _prepare(
+    taps: Taps, tapped: dict[str, Tapped], order: int, batch_norm: BatchNorm
+) -> tuple[bool, bool, list[Any]]:
+    """Whether to build a graph of the gradients, whether that is still to be tested, and hooks to remove at the end."""
+    second = order == 2 and taps.twice is not False
+    untested = second and (taps.twice is None or bool(taps.compiled))  # compiled parts may be new since the last time
+    if not (untested or taps.compiled or batch_norm == "frozen"):
+        return second, untested, []
+    nodes = between(taps.logits, [output.handed_on for output in tapped.values()])
+    if untested and (operation := without_second_order(nodes)):
+        taps.twice = second = untested = False
+        _warn_first_order(operation, tapped)
+    if frees_buffers(nodes):
+        raise UserError(DONATED)
+    if batch_norm == "frozen" and taps.compiled:
+        raise UserError("batch_norm='frozen' is not possible in a compiled model; leave it uncompiled")
+    hooks = [hook for node in nodes if (hook := _freeze(node))] if batch_norm == "frozen" else []
+    return second, untested, hooks
+
+
+def _check_used(layers: Iterable[str], gradients: Sequence[Tensor | None], logits: Tensor) -> None:
+    """Raise if the scores do not depend on a layer."""
+    for name, gradient in zip(layers, gradients, strict=True):
+        if gradient is None:
+            reentrant = any("CheckpointFunction" in node.name() for node in below([logits.grad_fn]))
+            unused = f"the class scores do not depend on layer {name}; name one that they depend on"
+            raise UserError(REENTRANT if reentrant else unused)
+
+
+def _warn_first_order(name: str, layers: Iterable[str]) -> None:
     warnings.warn(
         f"order=2 is not possible here: {name} between {', '.join(layers)} and the class scores cannot be "
         "differentiated twice; order=1 is used",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
 def _freeze(node: Any) -> Any:
-    """Make a batch norm's backward treat its statistics as constants until the hook is removed."""
+    """Hook that makes the backward of a batch norm treat its statistics as constants; None for other nodes."""
     if "BatchNorm" not in node.name() or getattr(node, "_saved_training", True) is False:
         return None
     before: Any = node.next_functions[0][0]
@@ -311,16 +323,16 @@ def _freeze(node: Any) -> Any:
 
 
 def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tensor], taps: Taps) -> None:
-    """Warn if no gradient reaches the ``patches``, a part of the tokens that ``gradients`` are of."""
+    """Warn if no gradient reaches the ``patches``, which are some of the tokens of ``gradients``."""
     if any(bool(gradient.any()) for gradient in patches):
         return
     if any(bool(gradient.any()) for gradient in gradients):
         norms = [n for n, _ in taps.core.named_modules() if n.endswith(("norm1", "ln_1"))]  # timm, torchvision
-        why = "after it only the class token is read; name the first norm of the last block"
-        why += f", {norms[-1]}" if norms else ""
+        reason = "after it only the class token is used; name the first norm of the last block"
+        reason += f", {norms[-1]}" if norms else ""
     else:
-        why = "the class scores do not depend on it (a head that starts at zero?)"
-    warnings.warn(f"no gradient reaches the patches at {name}, so its maps are zero: {why}", stacklevel=4)
+        reason = "the class scores do not depend on it (a head that starts at zero?)"
+    warnings.warn(f"no gradient reaches the patches at {name}, so its maps are zero: {reason}", stacklevel=4)
 
 
 def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
@@ -328,8 +340,8 @@ def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
     if isinstance(target, numbers.Integral):
         target = torch.full((samples,), int(target))
     if not isinstance(target, Tensor) or target.dtype.is_floating_point or target.dtype == torch.bool:
-        said = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise UserError(f"target must hold class numbers (integers), got {said}")
+        got = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise UserError(f"target must hold class numbers (integers), got {got}")
     if target.is_inference():
         target = target.clone()
     if target.ndim not in (1, 2) or len(target) != samples or 0 in target.shape[1:]:

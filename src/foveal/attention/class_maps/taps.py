@@ -1,9 +1,9 @@
-"""Keep what named layers put out in a forward pass, as tensors of its graph, and find the positions in it.
+"""Keep the outputs of named layers in a forward pass, as tensors of its graph, and find the image positions in them.
 
-A tapped layer hands a copy on and the original is kept, so that nothing the network does later in place (``ReLU`` with
-``inplace=True``, ``out += identity``) changes what was kept. In a compiled model the tap is a break between two
-compiled parts, because there are no gradients with respect to a tensor inside one. A hook added to a model that is
-compiled already would not run, so the layer also changes its class meanwhile, which the compiler notices.
+A tapped layer passes on a copy of its output and the original is kept, so that later in-place operations (``ReLU`` with
+``inplace=True``, ``out += identity``) do not change it. In a compiled model the tap is a graph break, because there are
+no gradients with respect to a tensor inside a compiled part. A hook added to a model that is already compiled would not
+run, so the layer also changes its class for the time being, which triggers a recompilation.
 """
 
 from __future__ import annotations
@@ -21,9 +21,17 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from foveal.attention.class_maps.graph import below
+from foveal.compat import (
+    compiled_original,
+    function_modes,
+    is_compiled_in_place,
+    keep_backward_buffers,
+    plain_name,
+)
 from foveal.errors import UnknownNameError, UserError, unknown
 
-Grid = Callable[[Tensor], Tensor]
+Reshape = Callable[[Tensor], Tensor]
+"""Brings the output of a layer to (N, C, H, W)."""
 MOST_PREFIX_TOKENS = 16
 
 
@@ -34,19 +42,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
             raise UserError("nn.DataParallel runs copies of the model in threads; use DistributedDataParallel")
         if isinstance(model, DataParallel | DistributedDataParallel):
             model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
+        elif (original := compiled_original(model)) is not None:
+            model = original
         else:
             return model
 
 
 def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Module]:
-    """The layers called ``at``, by name; names as in the plain model, whatever wraps it or parts of it."""
+    """The layers called ``at``, by name; names as in the plain model, even if it or parts of it are wrapped."""
     names = [at] if isinstance(at, str) else list(at)
     if not names:
         raise UserError("at: the list is empty; name at least one layer")
-    layers = {n.replace("_orig_mod.", ""): m for n, m in model.named_modules(remove_duplicate=False) if n}
-    layers = {n.removesuffix("._orig_mod"): m for n, m in layers.items()}  # the compiled layer itself, not its wrapper
+    # A compiled layer and its wrapper get the same name; the layer itself comes later and stays.
+    layers = {plain_name(name): module for name, module in model.named_modules(remove_duplicate=False) if name}
     for name in names:
         if name not in layers:
             raise _unknown_layer(name, layers)
@@ -54,12 +62,12 @@ def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Modul
 
 
 def _unknown_layer(name: str, layers: dict[str, nn.Module]) -> UserError:
-    """With close names, or else the last blocks of the last row of blocks."""
-    row, blocks = "?", list[str]()
+    """The error, with close names or else the last blocks of the last sequence of blocks."""
+    sequence, blocks = "?", list[str]()
     for parent, module in layers.items():
         inner = [f"{parent}.{n}" for n, child in module.named_children() if any(True for _ in child.children())]
-        if isinstance(module, nn.Sequential | nn.ModuleList) and inner and not parent.startswith(row + "."):
-            row, blocks = parent, inner
+        if isinstance(module, nn.Sequential | nn.ModuleList) and inner and not parent.startswith(sequence + "."):
+            sequence, blocks = parent, inner
     error = unknown("layer", name, layers)
     if "did you mean" in str(error) or not blocks:
         return error
@@ -68,27 +76,23 @@ def _unknown_layer(name: str, layers: dict[str, nn.Module]) -> UserError:
 
 def compiled_modules(modules: Sequence[nn.Module]) -> list[nn.Module]:
     """Those of ``modules`` that ``torch.compile`` or ``compile()`` was called on."""
-    wrapped = [m.get_submodule("_orig_mod") for m in modules if "_orig_mod" in m._modules]
-    return wrapped + [m for m in modules if m._compiled_call_impl is not None]
+    wrapped = [original for m in modules if (original := compiled_original(m)) is not None]
+    return wrapped + [m for m in modules if is_compiled_in_place(m)]
 
 
 def keep_buffers(compiled: bool) -> AbstractContextManager[Any]:
-    """What is compiled here has a backward that can run several times; that is also how such a one must be run."""
-    if not compiled:
-        return nullcontext()
-    from torch._functorch import config
-
-    return config.patch(donated_buffer=False)
+    """Compile inside with a backward that can run several times; such a backward must also run inside."""
+    return keep_backward_buffers() if compiled else nullcontext()
 
 
 _CLASSES: dict[type, type] = {}
 
 
 def _marked(plain: type) -> type:
-    """A subclass that differs in nothing but in being another class."""
+    """A subclass that changes nothing; the compiler sees another class."""
     if plain not in _CLASSES:
-        parts = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "_plain_class": plain}
-        _CLASSES[plain] = type(plain.__name__, (plain,), parts)
+        attributes = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "_plain_class": plain}
+        _CLASSES[plain] = type(plain.__name__, (plain,), attributes)
     return _CLASSES[plain]
 
 
@@ -101,10 +105,10 @@ def _mark(layer: nn.Module, stack: ExitStack) -> None:
 
 @dataclass(frozen=True)
 class Tapped:
-    """What a layer put out.
+    """The output of a layer.
 
     Attributes:
-        values: as it came, in the graph of the forward pass.
+        values: the output, in the graph of the forward pass.
         handed_on: node of the graph at which the rest of the network begins.
     """
 
@@ -113,26 +117,26 @@ class Tapped:
 
 
 class Taps:
-    """Context manager: inside it, a forward pass of ``model`` leaves behind what the layers ``at`` put out.
+    """Context manager: inside it, a forward pass of ``model`` keeps the outputs of the layers ``at``.
 
     Args:
         model: any module, compiled and wrapped in DistributedDataParallel or not.
         at: name of a layer, or several.
-        reshape: brings what a layer put out to (N, C, H, W), for layouts that are not recognised.
+        reshape: brings the output of a layer to (N, C, H, W), for layouts that are not recognised.
 
     Attributes:
-        outputs: name of the layer to what it put out.
-        logits: what the model returned, (N, K).
-        after_first: a mode of PyTorch to enter once the first of the layers has run, and to leave at the end. Not if a
-            mode was opened in between that is to be left before, and not in another thread.
-        twice: whether what comes after the layers can be differentiated twice; None until someone has found out, which
-            takes longer than a step of a small model.
+        outputs: name of the layer to its output.
+        logits: the output of the model, (N, K).
+        after_first: a ``TorchFunctionMode`` to enter when the first of the layers has run, and to leave at the end. It
+            is not entered in another thread, nor inside a mode that was entered after the taps.
+        twice: whether what follows the layers can be differentiated twice; None until it has been tested, which takes
+            longer than a step of a small model.
     """
 
-    def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Grid | None = None) -> None:
+    def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Reshape | None = None) -> None:
         self.model, self.core = model, unwrapped(model)
         self.layers = find_layers(self.core, at)
-        self._modules = list(model.modules())  # gathering them takes longer than looking at them
+        self._modules = list(model.modules())  # kept, because collecting them is slow
         self.compiled: list[nn.Module] = []
         self.reshape = reshape
         self.after_first: TorchFunctionMode | None = None
@@ -148,12 +152,12 @@ class Taps:
 
     def __enter__(self) -> Self:
         self.clear()
-        self._place = _modes()
+        self._modes = _thread_and_modes()
         self.compiled = compiled_modules(self._modules)
         with ExitStack() as stack:
             for name, layer in self.layers.items():
                 stack.callback(layer.register_forward_hook(self._eager(self._keeper(name))).remove)
-            stack.callback(self.core.register_forward_hook(self._eager(self._see), with_kwargs=True).remove)
+            stack.callback(self.core.register_forward_hook(self._eager(self._keep_result), with_kwargs=True).remove)
             for layer in (*self.layers.values(), self.core, *self.compiled) if self.compiled else ():
                 _mark(layer, stack)
             stack.enter_context(keep_buffers(bool(self.compiled)))
@@ -171,13 +175,13 @@ class Taps:
         def keep(layer: nn.Module, args: Any, output: Any) -> Any:
             first, rest = (output, None) if isinstance(output, Tensor) else _first(name, layer, output)
             with torch.enable_grad():
-                # Nothing before this layer is trained: the graph begins here.
+                # If nothing before this layer is trained, the graph begins here.
                 values = first if first.requires_grad else first.detach().requires_grad_()
-                if any(values is each for each in args):  # the layer did nothing; what goes around it is not of it
+                if any(values is argument for argument in args):  # an identity: a shortcut around it must not count
                     values = values.clone()
                 handed_on = values.clone()
             assert handed_on.grad_fn is not None
-            if self.after_first is not None and self._place == _modes():
+            if self.after_first is not None and self._modes == _thread_and_modes():
                 self._open.enter_context(self.after_first)
                 self.after_first = None
             self.outputs[name] = Tapped(values, handed_on.grad_fn)
@@ -185,7 +189,7 @@ class Taps:
 
         return keep
 
-    def _see(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _keep_result(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         image = next((a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and a.ndim == 4), None)
         self.size = None if image is None else (image.shape[2], image.shape[3])
         self.returned = output
@@ -195,18 +199,18 @@ class Taps:
         """Class scores (N, K) of the last forward pass."""
         out = self.returned
         if out is None:
-            raise UserError("the model was not run inside the taps, so there are no maps to make")
+            raise UserError("the model did not run inside the taps, so there are no maps")
         if isinstance(out, dict) or hasattr(out, "logits"):
             out = out["logits"] if isinstance(out, dict) and "logits" in out else getattr(out, "logits", out)
         if isinstance(out, tuple | list) and out:
             out = out[0]
         if not isinstance(out, Tensor) or out.ndim != 2:
-            said = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(f"the model must return class scores (N, classes), got {said}; wrap it so that it does")
+            got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+            raise UserError(f"the model must return class scores (N, classes), got {got}; wrap it so that it does")
         return out
 
     def tapped(self) -> dict[str, Tapped]:
-        """What each layer put out, in the order they were named."""
+        """Output of each layer, in the order they were named."""
         for name in self.layers:
             if name not in self.outputs:
                 raise UserError(
@@ -216,27 +220,27 @@ class Taps:
         return {name: self.outputs[name] for name in self.layers}
 
     def trained(self) -> bool:
-        """Whether some parameter learns from a loss on what the layers put out."""
-        values = [each.values for each in self.tapped().values()]
-        begun = {id(each) for each in values if each.is_leaf}  # nothing before these is trained
-        if not begun:
+        """Whether some parameter learns from a loss on the outputs of the layers."""
+        values = [tapped.values for tapped in self.tapped().values()]
+        leaves = {id(value) for value in values if value.is_leaf}  # nothing before these is trained
+        if not leaves:
             return True
-        nodes = below(each.grad_fn for each in values)
-        return any(hasattr(node, "variable") and id(node.variable) not in begun for node in nodes)
+        nodes = below(value.grad_fn for value in values)
+        return any(hasattr(node, "variable") and id(node.variable) not in leaves for node in nodes)
 
-    def grid(self, name: str) -> Grid:
-        """How what layer ``name`` put out becomes (N, C, H, W)."""
+    def to_maps(self, name: str) -> Reshape:
+        """The function that brings the output of layer ``name`` to (N, C, H, W)."""
         shape = tuple(self.outputs[name].values.shape)
         if self.reshape is not None:
-            made = self.reshape(self.outputs[name].values.detach())
-            if made.ndim != 4:
-                raise UserError(f"reshape must give (N, C, H, W), it made {tuple(made.shape)} of {shape} at {name}")
+            maps = self.reshape(self.outputs[name].values.detach())
+            if maps.ndim != 4:
+                raise UserError(f"reshape must give (N, C, H, W), it gave {tuple(maps.shape)} for {shape} at {name}")
             return self.reshape
         if len(shape) == 3 and hasattr(self.core, "reroll"):  # timm's Hiera
             return _rerolled(self.core, name)
-        nhwc = _is_nhwc(self.core) and not isinstance(self.layers[name], nn.Conv2d)  # as what cuts the patches is
-        found = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), nhwc)
-        if found is None:
+        nhwc = _is_nhwc(self.core) and not isinstance(self.layers[name], nn.Conv2d)  # as the patch embedding is
+        to_maps = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), nhwc)
+        if to_maps is None:
             if len(shape) == 4 and shape[2:] == (1, 1):
                 hint = "name an earlier layer, one before pooling, or use larger images"
             else:
@@ -245,38 +249,37 @@ class Taps:
                 f"layer {name} puts out {shape}, which is no map of features over an image; {hint}, or say how to read "
                 "it with reshape="
             )
-        return found
+        return to_maps
 
 
-def _modes() -> tuple[int, int]:
-    """This thread, and how many modes of PyTorch are open in it."""
-    return threading.get_ident(), torch._C._len_torch_function_stack()
+def _thread_and_modes() -> tuple[int, int]:
+    """This thread, and the number of ``TorchFunctionMode`` that are active in it."""
+    return threading.get_ident(), function_modes()
 
 
 def _first(name: str, layer: nn.Module, output: Any) -> tuple[Tensor, tuple[Any, ...]]:
     if type(output) in (tuple, list) and output and isinstance(output[0], Tensor):
         return output[0], tuple(output[1:])
-    raise UserError(f"layer {name} ({type(layer).__name__}) puts out {type(output).__name__}, not a tensor of features")
+    raise UserError(
+        f"the output of layer {name} ({type(layer).__name__}) is a {type(output).__name__}, not a tensor of features"
+    )
 
 
 def _suggestion(model: nn.Module, name: str) -> str:
-    wide = (n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and n != name)
-    last = None
-    for last in wide:  # noqa: B007 (the last one)
-        pass
-    return "choose one before pooling" + (f", such as {last.replace('_orig_mod.', '')}" if last else "")
+    convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and n != name]
+    return "choose one before pooling" + (f", such as {plain_name(convolutions[-1])}" if convolutions else "")
 
 
 def _prefix_tokens(model: nn.Module) -> int | None:
-    """Class and register tokens before the patches, where the model says so."""
+    """Number of class and register tokens before the patches; None if the model does not tell."""
     count = getattr(model, "num_prefix_tokens", None)  # timm
     if count is None and isinstance(getattr(model, "class_token", None), Tensor):  # torchvision
         return 1
     return count if isinstance(count, int) else None
 
 
-def _rerolled(model: nn.Module, name: str) -> Grid:
-    """Tokens that the model has put in another order, back in that of the image."""
+def _rerolled(model: nn.Module, name: str) -> Reshape:
+    """Tokens that the model has reordered, back in the order of the image."""
     block = re.fullmatch(r"blocks\.(\d+)", name)
     if block is None:
         raise UserError(f"the tokens at {name} are not in the order of the image; name a whole block, as in blocks.1")
@@ -290,20 +293,20 @@ def _is_nhwc(model: nn.Module) -> bool:
 
 def layout(
     shape: Sequence[int], samples: int, size: tuple[int, int] | None, prefix: int | None = None, nhwc: bool = False
-) -> Grid | None:
-    """How features of this shape become (N, C, h, w); None if they hold no map of an image.
+) -> Reshape | None:
+    """The function that brings features of this shape to (N, C, h, w); None if they hold no map of an image.
 
-    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image; the
-    former is believed if it fits within rounding. Tokens (N, L, C) or (L, N, C) are laid out as the grid with these
-    proportions, after as many class and register tokens as the model says (or none, as before these are added), or as
-    few as leave such a grid.
+    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image; if
+    the former fits within rounding, it is chosen. Tokens (N, L, C) or (L, N, C) become the grid with these proportions.
+    The class and register tokens before it are skipped: as many as the model says (or none, as before these are
+    added), or as few as leave such a grid.
 
     Args:
         shape: of the features.
         samples: N.
         size: height and width of the image; None for a square.
         prefix: tokens before the patches, if known.
-        nhwc: the model says that it has (N, h, w, C), which is believed where it fits as well.
+        nhwc: the model says that its features are (N, h, w, C); chosen if both fit equally well.
 
     >>> layout((2, 512, 7, 7), 2, (224, 224))(torch.zeros(2, 512, 7, 7)).shape
     torch.Size([2, 512, 7, 7])
@@ -332,11 +335,11 @@ def layout(
 
 
 def _grids(positions: int) -> Iterator[tuple[int, int]]:
-    """Every h×w with so many positions."""
+    """Every h×w with this number of positions."""
     return ((h, positions // h) for h in range(1, positions + 1) if positions % h == 0)
 
 
-def _tokens(skip: int, h: int, w: int, swap: bool) -> Grid:
+def _tokens(skip: int, h: int, w: int, swap: bool) -> Reshape:
     def grid(t: Tensor) -> Tensor:
         t = t.transpose(0, 1) if swap else t
         return t[:, skip:].unflatten(1, (h, w)).movedim(-1, 1)

@@ -137,11 +137,3 @@ class Attends(nn.Module):
     def __getstate__(self) -> dict[str, object]:
         # A copy or a pickle of a watched module is not watched, and carries no graph.
         return self.__dict__ | {"watchers": 0, "noted": None}
-
-
-def __getattr__(name: str) -> object:  # TEMPORARY: old place of watch
-    if name == "watch":
-        from foveal.attention.records.watch import watch
-
-        return watch
-    raise AttributeError(name)

@@ -11,7 +11,7 @@ from foveal.data.place import Place
 from foveal.data.problems import collected
 from foveal.data.splits import SPLITS
 from foveal.data.text.documents import TextFormat, register_texts
-from foveal.data.text.reading import TEXT_ENDINGS, Corpus, Texts, check_classes, decoded, stamp
+from foveal.data.text.reading import TEXT_ENDINGS, Corpus, Texts, check_classes, decoded, stamp, unreadable
 from foveal.errors import DataError
 
 
@@ -75,7 +75,7 @@ def _read_files(files: Sequence[tuple[Path, int]], encoding: str) -> Texts:
             try:
                 text = decoded(file.read_bytes(), encoding, file)
             except OSError as error:
-                raise DataError(f"{file} cannot be read: {error.strerror}; get it again or remove it") from error
+                raise unreadable(file, error) from error
         if text is not None:
             yield text, label
 

@@ -6,6 +6,7 @@ corpus need not fit into memory.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,10 +59,23 @@ def stamp(files: Iterable[Path]) -> list[object]:
     """Number of files, and a checksum of their names, sizes and times."""
     checksum, count = 0, 0
     for file in files:
-        stat = file.stat()
-        checksum = zlib.crc32(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode(), checksum)
-        count += 1
+        with collected():
+            stat = _stat(file)
+            checksum = zlib.crc32(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode(), checksum)
+            count += 1
     return [count, checksum]
+
+
+def _stat(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except OSError as error:
+        raise unreadable(file, error) from error
+
+
+def unreadable(file: Path, error: OSError) -> DataError:
+    """The error for a file that the system cannot read."""
+    return DataError(f"{file} cannot be read: {error.strerror}; get it again or remove it")
 
 
 def check_classes(names: Sequence[str], answers: Sequence[str], source: Path) -> None:

@@ -89,7 +89,8 @@ def forward_rows(
     ahead = _labels(labels, graph, N, tl.arange(0, BN), EVEN)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
-        column = ahead  # loaded one step early; the compiler does not pipeline this load, since no matrix product needs it
+        # Loaded one step early: the compiler does not pipeline this load, since no matrix product needs it.
+        column = ahead
         after = tl.minimum(first + BN, N - BN) if EVEN else first + BN
         ahead = _labels(labels, graph, N, after + tl.arange(0, BN), EVEN)
         columns = _vectors(k, graph, N, D, n, BD, EVEN)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from foveal.attention.class_maps.cam import Kind, cam
-from foveal.attention.class_maps.taps import Grid, Taps
+from foveal.attention.class_maps.cam import MapKind, cam
+from foveal.attention.class_maps.taps import Reshape, Taps
 from foveal.errors import UserError
 
 KIND_NAMES: dict[str | None, str] = {"channel": "A_ch", "gradcam": "Grad-CAM"}
@@ -59,9 +59,9 @@ def top_classes(
     at: str = "layer4",
     *,
     top: int = 5,
-    kind: Kind = "channel",
+    kind: MapKind = "channel",
     multilabel: bool = False,
-    reshape: Grid | None = None,
+    reshape: Reshape | None = None,
 ) -> TopClasses:
     """The ``top`` best-scoring classes of each image and their attention maps; the model runs in eval mode.
 
