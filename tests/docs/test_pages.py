@@ -37,9 +37,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     namespace = {"__name__": "example"}
     blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert blocks
-    for found in blocks:
-        lines_before = text[: found.start(1)].count("\n")
-        exec(compile("\n" * lines_before + found[1], name(page), "exec"), namespace)
+    for block in blocks:
+        lines_before = text[: block.start(1)].count("\n")
+        exec(compile("\n" * lines_before + block[1], name(page), "exec"), namespace)
 
 
 def test_readme_shows_every_verb_of_today() -> None:

@@ -2,12 +2,12 @@
 
 "An Attention Module for Convolutional Neural Networks" (ICANN 2021, https://arxiv.org/abs/2108.08205).
 
-From the input a small branch computes an attention tensor shaped like the kernel; the convolution then uses
-K + A ⊙ K, a kernel of its own for every sample. In the paper's setting A is constant along input channels.
+A small branch computes, from the input, an attention tensor of the kernel's shape; the convolution then uses
+K + A ⊙ K, a different kernel for every sample. In the paper's setting A is constant along input channels.
 
-Departures: sharing along output channels and kernel positions is ours, in the manner of the paper's Expand, and so are
-the presets of ``mode`` for its stepping stones. The branch's width is a sixteenth of the *output* channels, which the
-published parameter counts demand.
+Departures: sharing along output channels and kernel positions is ours, analogous to the paper's Expand, and so are the
+presets of ``mode`` for its intermediate variants. The branch's width is a sixteenth of the *output* channels, as the
+published parameter counts require.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
 from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
+from foveal.compat import CONV_FORWARD
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.fused import fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
@@ -29,7 +30,7 @@ from foveal.kernels.aw.pool import average_pool
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")
-LARGEST = 2**28  # numbers in all kernels of a batch
+MOST_KERNEL_ELEMENTS = 2**28  # in all kernels of a batch, for the form with one kernel a sample
 MODES = ("kernel", "channel", "local", "output")
 
 
@@ -38,9 +39,9 @@ def expand(attention: Tensor, out: int, into: int, plane: tuple[int, int]) -> Te
 
     Args:
         attention: (N, C2/out, C1/into, h/plane, w/plane).
-        out: how many consecutive output channels share a value.
-        into: how many consecutive input channels do.
-        plane: how many consecutive positions along each of the kernel's axes do.
+        out: number of consecutive output channels that share a value.
+        into: number of consecutive input channels that do.
+        plane: number of consecutive positions along each axis of the kernel that do.
 
     Returns:
         (N, C2, C1, h, w).
@@ -55,25 +56,25 @@ def expand(attention: Tensor, out: int, into: int, plane: tuple[int, int]) -> Te
 class KernelAttention(Kernel):
     """AW-convolution: the kernel is multiplied by attention of its own shape, computed from each sample.
 
-    For input I and kernel K (C2×C1×h×w), with everything between brackets shared as the ratios say::
+    For input I and kernel K (C2×C1×h×w), with Expand repeating values as the sharing options say::
 
         A0 = AvgPool(I) to h×w;  A1 = ReLU(BN(W1 A0));  A = Expand(Sigmoid(BN(W2 A1)));  O = Conv(I, K + A ⊙ K)
 
     Args:
         in_channels, out_channels, kernel_size, groups: of the convolution it serves.
         reduction: the branch's width is the number of attention channels divided by this, at least 1.
-        share_in: how many consecutive input channels share a value; None, or all of them, for all of a group, as in
-            the paper.
-        share_out: how many consecutive output channels share a value.
-        share_kernel: how many consecutive kernel positions along each axis share a value.
-        share_batch: how many consecutive samples share their attention, which is averaged; must divide every batch.
-        mode: a preset of the three: ``kernel`` leaves them alone; ``channel`` one value an input channel; ``local``
-            one an input channel and kernel position; ``output`` one a pair of output and input channel.
+        share_in: number of consecutive input channels that share a value; None, or all of them, for all of a group, as
+            in the paper.
+        share_out: number of consecutive output channels that share a value.
+        share_kernel: number of consecutive kernel positions along each axis that share a value.
+        share_batch: number of consecutive samples that share their mean attention; must divide every batch size.
+        mode: a preset of the first three: ``kernel`` uses them as they are; ``channel``: one value an input channel;
+            ``local``: one an input channel and kernel position; ``output``: one a pair of output and input channel.
         residual: K + A ⊙ K, or A ⊙ K alone.
-        start: ``identity`` to begin with the plain convolution (one more parameter), ``paper`` for the published one.
-        path: how it is computed: ``auto``, ``loop``, ``grouped``, ``taps``, ``products`` or ``fused``; all give the
-            same. ``fused`` is one kernel on NVIDIA GPUs and what ``auto`` chooses elsewhere. Second derivatives of it
-            and of ``products`` go the way of ``taps``; compiled it has none.
+        start: ``identity`` to start as the plain convolution (one more parameter), ``paper`` for the published one.
+        path: the form it is computed in: ``auto``, ``loop``, ``grouped``, ``taps``, ``products`` or ``fused``; the
+            result is the same. ``fused`` is one kernel on NVIDIA GPUs, and falls back to ``auto`` elsewhere. Second
+            derivatives of it and of ``products`` are computed by ``taps``; compiled, it has none.
     """
 
     kind = "weight"
@@ -96,10 +97,10 @@ class KernelAttention(Kernel):
         path: Path = "auto",
     ) -> None:
         super().__init__()
-        each, plane = in_channels // groups, (share_kernel, share_kernel)
+        group_in, plane = in_channels // groups, (share_kernel, share_kernel)
         match mode:
             case "kernel":
-                share_in = each if share_in in (None, in_channels) else share_in
+                share_in = group_in if share_in in (None, in_channels) else share_in
             case "channel":
                 share_in, share_out, plane = 1, out_channels // groups, kernel_size
             case "local":
@@ -110,21 +111,21 @@ class KernelAttention(Kernel):
                 raise unknown("mode", str(mode), MODES)
         if path not in PATHS:
             raise unknown("path", str(path), PATHS)
-        for what, total, ratio in (
-            ("share_in", each, share_in),
+        for option, total, ratio in (
+            ("share_in", group_in, share_in),
             ("share_out", out_channels, share_out),
             ("share_kernel", kernel_size[0], plane[0]),
             ("share_kernel", kernel_size[1], plane[1]),
         ):
             if ratio < 1 or total % ratio:
-                raise UserError(f"{what}={ratio} does not divide {total}")
+                raise UserError(f"{option}={ratio} does not divide {total}")
         if share_batch < 1:
             raise UserError(f"share_batch={share_batch}: expected at least one sample")
         self.share_in, self.share_out, self.share_kernel = share_in, share_out, plane
         self.share_batch = share_batch
         self.pooled = (kernel_size[0] // plane[0], kernel_size[1] // plane[1])
-        self.shape = (out_channels // share_out, each // share_in)
-        self.constant_in = share_in == each
+        self.shape = (out_channels // share_out, group_in // share_in)
+        self.constant_in = share_in == group_in
         self.residual, self.path = residual, path
         values = self.shape[0] * self.shape[1]
         hidden = bottleneck(values, reduction)
@@ -136,7 +137,7 @@ class KernelAttention(Kernel):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         if start not in ("identity", "paper"):
             raise unknown("start", str(start), ("identity", "paper"))
-        # The kernel's multiplier is 1 + amount·(published multiplier − 1): exactly 1 at first, with a gradient.
+        # The kernel's multiplier is 1 + amount·(published multiplier − 1): exactly 1 at first, but with a gradient.
         self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
 
     @classmethod
@@ -145,9 +146,9 @@ class KernelAttention(Kernel):
         if not isinstance(layer, nn.Conv2d):
             return "it is no 2-d convolution"
         plain = getattr(layer, "_plain", type(layer))
-        own = any(getattr(plain, name) is not getattr(nn.Conv2d, name) for name in ("forward", "_conv_forward"))
-        if plain not in (nn.Conv2d, AWConv2d) and own:
-            return f"{plain.__name__} computes its convolution in a way of its own"
+        custom = any(getattr(plain, name) is not getattr(nn.Conv2d, name) for name in CONV_FORWARD)
+        if plain not in (nn.Conv2d, AWConv2d) and custom:
+            return f"{plain.__name__} has a convolution of its own"
         if plain is AWConv2d:
             return "it is an AW-convolution already"
         if is_depthwise(layer) and layer.kernel_size == (1, 1):
@@ -173,7 +174,7 @@ class KernelAttention(Kernel):
         if self.training and len(x) * self.pooled[0] * self.pooled[1] == 1:
             raise UserError(
                 "one sample with a 1×1 pooled map cannot be normalised in training mode: "
-                "train with a batch of at least two, or put the attention in eval mode"
+                "train with a batch of at least two, or switch the attention to eval mode"
             )
         with torch.autocast(x.device.type, enabled=False):
             a = average_pool(x, self.pooled).to(self.squeeze.weight.dtype)
@@ -188,20 +189,20 @@ class KernelAttention(Kernel):
         return a
 
     def multiplier(self, x: Tensor) -> Tensor:
-        """What the kernel is multiplied by, in the shape of :meth:`attend`."""
+        """The factor of the kernel, in the shape of :meth:`attend`."""
         attention = self.attend(x)
         full = attention + 1 if self.residual else attention
         return full if self.amount is None else 1 + self.amount * (full - 1)
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
-        """What ``conv(x)`` becomes."""
-        weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed when it is read
+        """The result that replaces ``conv(x)``."""
+        weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed at every access
         padding = conv.padding
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
             if padding == "same":
-                x = F.pad(x, conv._reversed_padding_repeated_twice)
+                x = F.pad(x, _same_padding(conv))
             padding = (0, 0)
-        how: dict[str, Any] = {
+        options: dict[str, Any] = {
             "stride": conv.stride,
             "padding": padding,
             "dilation": conv.dilation,
@@ -209,29 +210,29 @@ class KernelAttention(Kernel):
         }
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         bias = None if conv.bias is None else conv.bias.to(dtype)
-        path = self._path(x.to(dtype), conv, weight, how)
+        path = self._path(x.to(dtype), conv, weight)
         if path in ("loop", "grouped"):
             scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-            form: Any = "unfold" if torch.compiler.is_exporting() else path  # which leaves the size of the batch open
-            out = conv_per_sample(x.to(dtype), weight.to(dtype) * scale, bias, form, **how)
+            form: Any = "unfold" if torch.compiler.is_exporting() else path  # keeps the batch size dynamic
+            out = conv_per_sample(x.to(dtype), weight.to(dtype) * scale, bias, form, **options)
             last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
             return out.contiguous(memory_format=torch.channels_last) if last else out
         scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
         if path == "taps":
-            return conv_by_taps(x, weight, scale, bias, **how)
+            return conv_by_taps(x, weight, scale, bias, **options)
         x, weight = x.to(dtype), weight.to(dtype)
         if path == "products":
-            out = conv_by_products(x, weight, scale, bias, **how)
+            out = conv_by_products(x, weight, scale, bias, **options)
         else:
-            out = fused_conv(x, weight, scale, bias, how["stride"], padding, how["dilation"])
-        # Both make channels-last maps; a model in the other layout goes on in its own, as after a plain convolution.
+            out = fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation)
+        # Both return channels-last maps; a model in the other layout keeps its own, as after a plain convolution.
         return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
 
-    def _path(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, how: dict[str, Any]) -> Path:
-        """What ``path`` means for this input: the best form for the shape if it is left to us."""
+    def _path(self, x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Path:
+        """The form for this input: ``path``, or with ``auto`` the fastest one for the shape."""
         if self.path in ("taps", "products", "fused") and not self.constant_in:
             raise UserError(
-                f"path={self.path!r} needs attention that is constant along input channels (share_in left alone)"
+                f"path={self.path!r} needs attention that is constant along input channels (leave share_in out)"
             )
         if self.path == "products" and conv.groups > 1:
             raise UserError(f"path='products' is for one group; this convolution has {conv.groups}")
@@ -240,30 +241,37 @@ class KernelAttention(Kernel):
         if not self.constant_in:
             return "grouped"
         if torch.compiler.is_exporting():
-            return "taps"  # leaves the size of the batch open
+            return "taps"  # keeps the batch size dynamic
         if len(x) == 0:
             return "taps"
-        once = first_order_suffices()
-        if once and fusable(x, weight, how["stride"], how["dilation"], conv.groups):
+        first_order = first_order_suffices()
+        if first_order and fusable(x, weight, conv.stride, conv.dilation, conv.groups):
             return "fused"
-        if self.path == "fused" and once:
-            note_plain()
+        if self.path == "fused" and first_order:
+            warn_not_fused()
         if conv.kernel_size == (1, 1):
             return "taps"
-        # A kernel for each sample is the fastest of the plain forms while it is smaller than what products keep.
-        if once and conv.groups == 1 and x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]:
+        # One kernel a sample is the fastest plain form while it takes less memory than the products.
+        small = x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]
+        if first_order and conv.groups == 1 and small:
             return "products"
-        return "taps" if len(x) * weight.numel() > LARGEST else "grouped"
+        return "taps" if len(x) * weight.numel() > MOST_KERNEL_ELEMENTS else "grouped"
 
 
 @cache
-def note_plain() -> None:
-    """Say once that what was asked for is not to be had here."""
+def warn_not_fused() -> None:
+    """Warn once that the fused form is not available and a plain one is used."""
     warnings.warn(
         "path='fused' needs an NVIDIA GPU, Triton and a dense convolution with channels in multiples of 8; elsewhere "
         "plain PyTorch is used, with the same result",
         stacklevel=2,
     )
+
+
+def _same_padding(conv: nn.Conv2d) -> list[int]:
+    """Padding of ``padding="same"`` as :func:`torch.nn.functional.pad` takes it: left, right, top, bottom."""
+    totals = [dilation * (size - 1) for size, dilation in zip(conv.kernel_size, conv.dilation, strict=True)]
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
 class AWConv2d(nn.Conv2d):
@@ -293,14 +301,14 @@ class AWConv2d(nn.Conv2d):
         dtype: Any = None,
         **options: Any,
     ) -> None:
-        place = {"device": device, "dtype": dtype}
+        factory = {"device": device, "dtype": dtype}
         super().__init__(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **place
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **factory
         )
         if padding_mode != "zeros":
             raise UserError(f"padding_mode={padding_mode!r} is not supported, only zeros")
         size = (self.kernel_size[0], self.kernel_size[1])
-        self.attention = KernelAttention(in_channels, out_channels, size, groups=groups, **options).to(**place)
+        self.attention = KernelAttention(in_channels, out_channels, size, groups=groups, **options).to(**factory)
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C1, H, W) to (N, C2, H', W')."""

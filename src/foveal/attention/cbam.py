@@ -1,10 +1,10 @@
 """Convolutional block attention module.
 
 Woo, Park, Lee, Kweon: "CBAM: Convolutional Block Attention Module" (https://arxiv.org/abs/1807.06521). The two gates
-can be switched independently, since the AW-convolution paper uses it in two cut-down forms: ``pools=("avg", "max"),
+can be switched independently, since the AW-convolution paper uses two reduced forms: ``pools=("avg", "max"),
 spatial=False`` and ``pools=("avg",), spatial=True``.
 
-Maxima are taken by ``max``, which remembers where they are, not by ``amax``: its gradient looks for the maximum again,
+Maxima are taken by ``max``, which stores their indices, not by ``amax``: its gradient searches for the maximum again,
 and compiled half-precision code, which rounds differently the second time, finds none and divides by zero.
 """
 
@@ -19,7 +19,7 @@ from foveal.errors import UserError, unknown
 
 
 class ChannelGate(Attends):
-    """One multilayer perceptron over pooled channels, its answers for every pooling added before the sigmoid."""
+    """One multilayer perceptron over pooled channels; its outputs for all poolings are added before the sigmoid."""
 
     kind = "channel"
 
@@ -53,7 +53,7 @@ class SpatialGate(Attends):
         if self.training and len(x) * x.shape[2] * x.shape[3] == 1:
             raise UserError(
                 "one sample with a 1×1 map cannot be normalised in training mode: train with a batch of at least two, "
-                "or put the attention in eval mode"
+                "or switch the attention to eval mode"
             )
         stacked = torch.cat([x.max(1, keepdim=True).values, x.mean(1, keepdim=True)], 1)
         gate = torch.sigmoid(self.norm(self.conv(stacked))).squeeze(1)
@@ -68,9 +68,9 @@ class CBAM(Gate):
     Args:
         channels: channels C of the feature map.
         reduction: C divided by this is the width of the channel gate's bottleneck, at least 1.
-        pools: which poolings feed the channel gate: ``avg``, ``max`` or both.
+        pools: poolings of the channel gate: ``avg``, ``max`` or both.
         spatial: whether the spatial gate follows.
-        start: ``identity`` to begin as the identity (one more parameter), ``paper`` for the published module.
+        start: ``identity`` to start as the identity (one more parameter), ``paper`` for the published module.
 
     >>> CBAM(64)(torch.rand(2, 64, 7, 5)).shape
     torch.Size([2, 64, 7, 5])
@@ -96,7 +96,7 @@ class CBAM(Gate):
                 raise unknown("pooling", pool, ("avg", "max"))
         self.channel = ChannelGate(channels, reduction=reduction, pools=pools)
         self.spatial = SpatialGate() if spatial else None
-        if self.spatial is not None and start == "paper":  # as in the authors' code: the gate begins even
+        if self.spatial is not None and start == "paper":  # as in the authors' code: the gate is uniform at first
             nn.init.kaiming_normal_(self.spatial.conv.weight, mode="fan_out", nonlinearity="relu")
             nn.init.zeros_(self.spatial.norm.weight)
         self.blend = Blend(start)

@@ -3,12 +3,12 @@
 Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), later "Progressive
 Attention Networks for Visual Attribute Prediction" (BMVC 2018).
 
-A gate sits between two stages of a CNN. It scores every position of the feature map against a query and multiplies the
-map by the result, so that whatever was not asked for is weakened before the next stage sees it. All gates but the last
-are independent sigmoids; the last is a softmax over positions.
+A gate is placed between two stages of a CNN. It scores every position of the feature map against a query and multiplies
+the map by the result, so that features that do not match the query are weakened before the next stage. All gates but
+the last are independent sigmoids; the last is a softmax over positions.
 
-Departures: the query may also be a vector instead of a class index (``query_channels``), and the batch norm that the
-authors' code builds but bypasses is off unless ``norm=True``.
+Departures: the query may also be a vector instead of a class index (``query_channels``); the batch norm, which the
+authors' code builds but does not use, is off unless ``norm=True``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProgressiveGate(Attends):
         queries: number of query classes; the query is then an index (N,).
         query_channels: size D of a query vector instead; the query is then a float tensor (N, D).
         hidden: width of the fused representation.
-        context: side k of the neighbourhood a position is scored by, odd; 1 for none. The last gate never uses context.
+        context: side k of the neighbourhood that a position is scored with, odd; 1 for none. Not for the last gate.
         last: whether this is the last gate, normalised over positions.
         norm: batch norm on the fused representation.
 
@@ -90,11 +90,11 @@ class ProgressiveGate(Attends):
         fused = torch.relu(self.norm(self.features(features) + self.query(query)[:, :, None, None]))
         if type(self.score) is not nn.Conv2d:  # attention was inserted
             return self.score(fused)
-        # The 1×1 convolution to one channel, as a weighted sum that compiles into the same kernel as the ReLU.
+        # The 1×1 convolution to one channel as a weighted sum: it compiles into one kernel with the ReLU.
         return (fused * self.score.weight[0]).sum(1, keepdim=True) + self.score.bias  # type: ignore[operator]
 
     def attend(self, features: Tensor, query: Tensor) -> Tensor:
-        """Attention α, (N, 1, H, W); this is what :func:`foveal.watch` shows."""
+        """Attention α, (N, 1, H, W), which :func:`foveal.watch` records."""
         scores = self.scores(features, query)
         attention = (spatial_softmax(scores) if self.last else scores.sigmoid()).squeeze(1)
         self.note(attention)

@@ -19,7 +19,7 @@ class SqueezeExcite(Gate):
     Args:
         channels: channels C of the feature map.
         reduction: C divided by this is the width of the bottleneck, at least 1.
-        start: ``identity`` to begin as the identity (one more parameter), ``paper`` for the published module.
+        start: ``identity`` to start as the identity (one more parameter), ``paper`` for the published module.
 
     >>> SqueezeExcite(64, start="paper")(torch.rand(2, 64, 7, 5)).shape
     torch.Size([2, 64, 7, 5])

@@ -1,6 +1,6 @@
-"""MEASURE: does attention rest where it should, and what does that buy.
+"""MEASURE: whether attention rests where it should, and how good the answers are.
 
-Every measure is a pure function on plain tensors and a torchmetrics class of the same name in CamelCase that gathers it
+Every measure is a pure function on plain tensors and a torchmetrics class of the same name in CamelCase that computes it
 over batches and processes. Fractions are in [0, 1].
 """
 

@@ -1,4 +1,4 @@
-"""What the measures ask of the tensors they are given."""
+"""Checks of the tensors that measures take."""
 
 from __future__ import annotations
 

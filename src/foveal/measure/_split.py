@@ -14,7 +14,7 @@ from foveal.errors import UserError
 class Split(NamedTuple):
     """A mean over all samples, over those predicted right, and over those predicted wrong.
 
-    Scalars; nan where there are no samples. Without knowing what was predicted right, only ``all`` is a number.
+    Scalars; nan where there are no samples. If it is not known what was predicted right, only ``all`` is a number.
     """
 
     all: Tensor
@@ -32,12 +32,12 @@ def check_correct(correct: Tensor | None, samples: int) -> None:
 
 
 def split_sums(values: Tensor, counted: Tensor, correct: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Sums and numbers of samples (3,): those of unknown, right and wrong prediction.
+    """Sums and numbers of samples, (3,) each: of unknown, right and wrong prediction.
 
     Args:
         values: (N,).
         counted: bool (N,), which of them count.
-        correct: bool (N,) or None if it is not known.
+        correct: bool (N,), or None if unknown.
     """
     group = torch.zeros(len(values), dtype=torch.long, device=values.device) if correct is None else 2 - correct.long()
     empty = values.new_zeros(3)
@@ -46,7 +46,7 @@ def split_sums(values: Tensor, counted: Tensor, correct: Tensor | None) -> tuple
 
 
 def split_means(sums: Tensor, counts: Tensor) -> Split:
-    """Means of what :func:`split_sums` summed."""
+    """Means from the results of :func:`split_sums`."""
     return Split(sums.sum() / counts.sum(), sums[1] / counts[1], sums[2] / counts[2])
 
 

@@ -1,7 +1,7 @@
-"""Attention as a property that a test suite asserts.
+"""Assert in a test suite that a model attends to the right thing.
 
 The sanity check is that of Adebayo et al., "Sanity Checks for Saliency Maps" (https://arxiv.org/abs/1810.03292): a
-model with randomised weights has learned nothing, so a property that it has too says nothing about learning.
+model with randomised weights has learned nothing, so a property that it also has says nothing about learning.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from foveal.measure.regions import region_mask
 Attention = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 Region = Tensor | Sequence[Tensor]
 RANDOM_MODELS = 5
-FEWEST = 5  # images; a bootstrap of fewer is too narrow, and of one it has no width at all
+FEWEST = 5  # images; the bootstrap interval of fewer is too narrow
 
 
 @dataclass(frozen=True)
 class AttendedMass:
-    """What :func:`assert_attends` found.
+    """What :func:`assert_attends` measured.
 
     Attributes:
-        mass: mean share of attention on the thing.
+        mass: mean share of attention on the region.
         low: lower end of its bootstrap interval.
         high: upper end.
-        samples: how many samples have a region.
-        random: the same share of models with randomised weights, 0 if they attend to nothing, None if not asked for.
+        samples: number of samples that have a region.
+        random: the same share of models with randomised weights, 0 if they attend to nothing, None with
+            ``sanity=False``.
     """
 
     mass: float
@@ -63,31 +64,31 @@ def assert_attends(
     batch: int = 32,
     seed: int = 0,
 ) -> AttendedMass:
-    """Assert that a model's attention rests on the thing, for your own test suite.
+    """Assert that a model's attention rests on given regions, for your own test suite.
 
     The share of each sample's attention inside its mask is averaged over samples; a bootstrap over samples gives an
     interval. The assertion holds if the whole interval lies at or above ``min_mass``. Then the weights of a few copies
-    of the model are randomised, and they together must fall short of it: otherwise the masks are so large, or lie where
-    any network attends, that it proves nothing. The model itself runs in eval mode and is left as it was.
+    of the model are randomised, and their mean must be below it: otherwise the masks are so large, or lie where any
+    network attends, that the assertion proves nothing. The model itself runs in eval mode and is left as it was.
 
     Args:
         model: any classifier; for another model give ``attention``.
         data: images (N, C, H, W), or images and classes (N,), or an iterable of batches of either. Maps are of these
             classes, or of the predicted ones if there are none.
         masks: bool (N, H, W) at any size (of torch or NumPy), or boxes (M, 4) of each image in its pixels; for an
-            iterable of batches an iterable of such. Images without a region are left out.
-        min_mass: the share that is asked for, in [0, 1].
+            iterable of batches an iterable of these. Images without a region are left out.
+        min_mass: the required share, in [0, 1].
         at: the layer of the class attention map.
         kind: ``channel`` or ``gradcam``, see :func:`foveal.cam`.
         attention: computes maps (N, h, w) from model, images and classes (or None), instead of class attention.
         confidence: of the interval.
-        resamples: of the bootstrap.
+        resamples: number of resamples of the bootstrap.
         sanity: whether randomised weights must fail.
-        batch: how many images to run at once; only for tensors.
+        batch: number of images to run at once; only for tensors.
         seed: of the bootstrap and of the randomised weights.
 
     Returns:
-        What was measured.
+        The measured shares.
 
     Raises:
         AssertionError: attention is elsewhere, there are too few samples to say so, or the assertion proves nothing.
@@ -121,48 +122,48 @@ def assert_attends(
             y = taps.logits.argmax(1)
         return cam(model, x, y, at, kind)
 
-    look = attention or class_map
+    attend = attention or class_map
     batches = list(_batches(data, masks, batch))
-    shares = _shares(model, batches, look)
+    shares = _shares(model, batches, attend)
     if not len(shares):
         raise UserError("no image has a region to attend to; give masks with at least one true pixel, or boxes")
     if len(shares) < FEWEST:
         raise AssertionError(f"too few images to say it attends: {len(shares)} with a region; use at least {FEWEST}")
     low, high = _interval(shares, confidence, resamples, seed)
     mass = shares.mean().item()
-    said = f"a {confidence:.0%} interval of {low:.3f} to {high:.3f} over {len(shares)} images"
+    interval = f"a {confidence:.0%} interval of {low:.3f} to {high:.3f} over {len(shares)} images"
     if low < min_mass:
-        what = "attention is elsewhere" if high < min_mass else "too few or too uneven images to say it attends"
-        raise AssertionError(f"{what}: {mass:.3f} of it is on the thing, {said}; asked for {min_mass}")
+        reason = "attention is elsewhere" if high < min_mass else "too few or too uneven images to say it attends"
+        raise AssertionError(f"{reason}: {mass:.3f} of it is on the region, {interval}; required: {min_mass}")
     random = None
     if sanity:
-        # Maps that vanish say nothing of where a random model looks, so they are left out.
+        # Maps that are zero do not tell where a random model looks, so they are left out.
         models = (randomised(model, seed + i) for i in range(RANDOM_MODELS))
-        random_shares = torch.cat([_shares(each, batches, look, vanished=False) for each in models])
+        random_shares = torch.cat([_shares(random_model, batches, attend, zeros=False) for random_model in models])
         random = random_shares.mean().nan_to_num().item()
         if random >= min_mass:
             raise AssertionError(
-                f"this proves nothing: with random weights {random:.3f} of attention is on the thing too (the model: "
-                f"{mass:.3f}, {said}); ask for more than {min_mass} or use smaller masks"
+                f"this proves nothing: with random weights {random:.3f} of attention is on the region too (the model: "
+                f"{mass:.3f}, {interval}); require more than {min_mass} or use smaller masks"
             )
     return AttendedMass(mass, low, high, len(shares), random)
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy whose weights are shuffled within every tensor, so that they keep their size and lose their meaning."""
-    made = copy.deepcopy(model)
-    draw = torch.Generator().manual_seed(seed)
+    """A copy whose weights are shuffled within every tensor, so that they keep their scale and lose what they learned."""
+    shuffled = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for p in made.parameters():
-            order = torch.randperm(p.numel(), generator=draw).to(p.device)
+        for p in shuffled.parameters():
+            order = torch.randperm(p.numel(), generator=generator).to(p.device)
             p.copy_(p.flatten()[order].view(p.shape))
-    return made
+    return shuffled
 
 
 def _batches(data: Any, masks: Any, size: int) -> Iterator[tuple[Tensor, Tensor | None, Region]]:
     """Images, classes or None, and regions."""
     masks = _tensor(masks)
-    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(each, Tensor) for each in data)
+    pair = isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data)
     if isinstance(data, Tensor) or (pair and data[1].ndim < 4):  # else two batches of images
         x, y = (data, None) if isinstance(data, Tensor) else data
         if len(masks) != len(x) or (y is not None and len(y) != len(x)):
@@ -171,7 +172,7 @@ def _batches(data: Any, masks: Any, size: int) -> Iterator[tuple[Tensor, Tensor 
             yield x[i : i + size], None if y is None else y[i : i + size], masks[i : i + size]
         return
     if isinstance(masks, Tensor) and masks.ndim == 3:
-        raise UserError("data come in batches and masks in one tensor; batch them alike, for example masks.split(32)")
+        raise UserError("data is in batches and masks is one tensor; batch the masks too, for example masks.split(32)")
     end = object()
     others = chain(masks, [end])
     for one, region in zip(chain(data, [end]), others, strict=False):
@@ -189,24 +190,24 @@ def _tensor(region: Any) -> Any:
 def _shares(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor | None, Region]],
-    look: Attention,
+    attend: Attention,
     *,
-    vanished: bool = True,
+    zeros: bool = True,
 ) -> Tensor:
-    """Share of attention on the thing, of every sample that has one; 0 for a map that vanished, or nothing at all."""
+    """Share of attention on the region, of every sample that has one; maps of zeros have share 0 or are left out."""
     modes = {module: module.training for module in model.modules()}
     shares = []
     try:
         model.eval()
         for x, y, region in batches:
             with torch.no_grad():
-                maps = at_least_float32(look(model, x, y).detach())
+                maps = at_least_float32(attend(model, x, y).detach())
             size = tuple(region.shape[-2:]) if isinstance(region, Tensor) else tuple(x.shape[-2:])
             maps = F.interpolate(maps[:, None], size, mode="bilinear", align_corners=False)[:, 0].nan_to_num()
             mask = region_mask(maps, region.to(maps.device) if isinstance(region, Tensor) else region)
             total = maps.sum((1, 2))
             share = maps.masked_fill(~mask, 0).sum((1, 2)) / total.masked_fill(total == 0, 1)
-            counts = mask.flatten(1).any(1) & ((total > 0) | vanished)
+            counts = mask.flatten(1).any(1) & ((total > 0) | zeros)
             shares.append(share[counts].cpu())
     finally:
         for module, training in modes.items():
@@ -216,10 +217,9 @@ def _shares(
 
 def _interval(shares: Tensor, confidence: float, resamples: int, seed: int) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean."""
-    draw = torch.Generator().manual_seed(seed)
-    means = torch.stack(
-        [shares[torch.randint(0, len(shares), (len(shares),), generator=draw)].mean() for _ in range(resamples)]
-    )
+    generator = torch.Generator().manual_seed(seed)
+    samples = torch.randint(0, len(shares), (resamples, len(shares)), generator=generator)
+    means = shares[samples].mean(1)
     tail = (1 - confidence) / 2
     low, high = torch.quantile(means, torch.tensor([tail, 1 - tail])).tolist()
     return low, high

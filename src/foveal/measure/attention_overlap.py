@@ -28,7 +28,7 @@ def _check(target_map: Tensor, confuser_map: Tensor, correct: Tensor | None) -> 
     check_correct(correct, len(target_map))
 
 
-def _each(target_map: Tensor, confuser_map: Tensor) -> tuple[Tensor, Tensor]:
+def _overlaps(target_map: Tensor, confuser_map: Tensor) -> tuple[Tensor, Tensor]:
     """Overlap of each sample (N,), and which samples have a map, bool (N,)."""
     target, confuser = at_least_float32(target_map), at_least_float32(confuser_map)
     peak = torch.maximum(target, confuser).amax((1, 2), keepdim=True)
@@ -50,14 +50,14 @@ def attention_overlap(target_map: Tensor, confuser_map: Tensor, correct: Tensor 
         correct: bool (N,), whether each prediction is right.
 
     Returns:
-        Means in [0, 1]: 0 for maps that are apart, 1 for equal ones.
+        Means in [0, 1]: 0 for disjoint maps, 1 for equal ones.
 
     >>> left, right = torch.tensor([[[1.0, 0.0]]]), torch.tensor([[[1.0, 2.0]]])
     >>> attention_overlap(left, right, torch.tensor([False]))
     Split(all=tensor(0.5000), right=tensor(nan), wrong=tensor(0.5000))
     """
     _check(target_map, confuser_map, correct)
-    return split_means(*split_sums(*_each(target_map, confuser_map), correct))
+    return split_means(*split_sums(*_overlaps(target_map, confuser_map), correct))
 
 
 class AttentionOverlap(SplitMean):
@@ -88,4 +88,4 @@ class AttentionOverlap(SplitMean):
     def update(self, target_map: Tensor, confuser_map: Tensor, correct: Tensor | None = None) -> None:
         """Add samples: two maps (N, H, W) and, if known, bool ``correct`` (N,)."""
         _check(target_map, confuser_map, correct)
-        self.add(*_each(target_map, confuser_map), correct)
+        self.add(*_overlaps(target_map, confuser_map), correct)

@@ -1,12 +1,12 @@
 """Precision and recall of attention as a detector of the target's pixels.
 
 Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393). The paper does not say
-how maps of different models are brought to one scale; here each map is divided by its maximum unless told otherwise.
+how maps of different models are brought to one scale; here each map is divided by its maximum by default.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torchmetrics import Metric
 
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32, check_maps
+from foveal.measure.info import MetricInfo, register_metric
 
 
 def _levels(thresholds: int | Tensor) -> Tensor:
@@ -35,14 +36,14 @@ def _update(attention: Tensor, mask: Tensor, levels: Tensor, normalise: bool) ->
     if normalise:
         peak = attention.amax((1, 2), keepdim=True)
         attention = attention / peak.masked_fill(peak == 0, 1)
-    # Everything is compared in float32, so that 0.3 in a float64 map still reaches a threshold of 0.3.
+    # Compared in float32, so that 0.3 in a float64 map still reaches a threshold of 0.3.
     reached = torch.bucketize(attention.float().contiguous(), levels, right=True, out_int32=True)
     bins = len(levels) + 1
     return torch.bincount((reached + bins * mask.int()).flatten(), minlength=2 * bins).view(2, bins)
 
 
 def _compute(histogram: Tensor) -> tuple[Tensor, Tensor]:
-    # Pixels that reach threshold t are those that reach more than t thresholds: a sum from the right.
+    # Pixels that reach threshold t are those that reach more than t thresholds: a cumulative sum from the right.
     reaching = histogram.flip(1).cumsum(1).flip(1)
     predicted, hits = reaching.sum(0)[1:], reaching[1, 1:]
     precision = torch.where(predicted > 0, hits / predicted.clamp_min(1), 1.0)
@@ -58,14 +59,14 @@ def attention_precision_recall(
 
         precision(t) = |{α ≥ t} ∩ mask| / |{α ≥ t}|,    recall(t) = |{α ≥ t} ∩ mask| / |mask|
 
-    Pixels of all samples are counted together, so large targets weigh more than small ones.
+    Pixels of all samples are counted together, so large targets count more than small ones.
 
     Args:
         attention: (N, H, W), finite and not negative; see :func:`foveal.measure.attention_map`.
         mask: bool (N, H, W), true on the target.
         thresholds: T, for T levels evenly spaced in [0, 1], or the levels themselves in increasing order, (T,).
-        normalise: divide every map by its own maximum first. A softmax over many positions and a sigmoid live on
-            different scales; this makes their curves comparable. A map that is zero everywhere stays zero.
+        normalise: divide every map by its own maximum first. A softmax over many positions and a sigmoid have different
+            scales; this makes their curves comparable. A map that is zero everywhere stays zero.
 
     Returns:
         Precision (T,), 1 where no pixel is predicted, and recall (T,), nan if no pixel is on a target.
@@ -99,6 +100,15 @@ class AttentionPrecisionRecall(Metric):
     >>> metric.compute()
     (tensor([0.5000, 0.6667, 1.0000]), tensor([1., 1., 1.]))
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "attention_precision_recall",
+            "Precision and recall of attention",
+            better=None,
+            about="Precision and recall are of the target's pixels, by attention above a threshold.",
+        )
+    )
 
     is_differentiable = False
     higher_is_better = None

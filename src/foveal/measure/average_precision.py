@@ -1,8 +1,8 @@
 """Average precision per attribute, its mean, and its mean weighted by how often each attribute occurs.
 
 Everingham et al.: "The PASCAL Visual Object Classes Challenge" (http://host.robots.ox.ac.uk/pascal/VOC). Samples with
-equal scores cannot be told apart, so they enter the ranking together, as in scikit-learn; the VOC development kit
-orders them arbitrarily. Recall levels of the 11-point form are compared exactly, in integers.
+equal scores cannot be ordered, so they enter the ranking together, as in scikit-learn; the VOC development kit orders
+them arbitrarily. Recall levels of the 11-point form are compared exactly, in integers.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def _check(scores: Tensor, labels: Tensor) -> None:
             f"got {tuple(scores.shape)} and {tuple(labels.shape)}"
         )
     if bool(scores.isnan().any()):
-        raise UserError("scores hold nan, which cannot be ranked; look for the overflow that made them")
+        raise UserError("scores hold nan, which cannot be ranked; find the overflow that causes them")
     if labels.dtype != torch.bool and not bool(((labels == 0) | (labels == 1)).all()):
         raise UserError(f"labels must be bool or 0 and 1, got {labels.dtype} with other values; threshold them first")
 
 
 def _update(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """What is kept of a batch: scores in float32 or wider, labels as bool."""
+    """The state of a batch: scores in float32 or wider, labels as bool."""
     return at_least_float32(scores.detach()), labels.bool()
 
 
@@ -52,8 +52,8 @@ def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         labels: bool (K, N).
 
     Returns:
-        Whether each rank holds a positive, bool (K, N), then the positives found (K, N) and the precision (K, N) once
-        all samples with the score of that rank are taken.
+        Whether each rank holds a positive, bool (K, N), then the number of positives (K, N) and the precision (K, N)
+        down to the last sample with the score of that rank.
     """
     samples = scores.shape[1]
     scores, order = scores.sort(dim=1, descending=True)
@@ -62,8 +62,8 @@ def _ranking(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ranks = torch.arange(samples - 1, device=scores.device).expand(len(scores), -1)
     last[:, :-1] = torch.where(scores[:, :-1] != scores[:, 1:], ranks, samples - 1)
     last = last.flip(1).cummin(1).values.flip(1)
-    found = positive.cumsum(1).gather(1, last)
-    return positive, found, found / (last + 1)
+    hits = positive.cumsum(1).gather(1, last)
+    return positive, hits, hits / (last + 1)
 
 
 def _compute(scores: Tensor, labels: Tensor, interpolation: Interpolation) -> tuple[Tensor, Tensor]:
@@ -71,14 +71,14 @@ def _compute(scores: Tensor, labels: Tensor, interpolation: Interpolation) -> tu
     positives = labels.sum(0)
     if not scores.numel():
         return torch.full_like(positives, torch.nan, dtype=torch.float32), positives
-    positive, found, precision = _ranking(scores.T.contiguous(), labels.T.contiguous())
+    positive, hits, precision = _ranking(scores.T.contiguous(), labels.T.contiguous())
     if interpolation != "step":
-        # The envelope: the best precision at this recall or a higher one.
+        # The envelope: the highest precision at this recall or a higher one.
         precision = precision.flip(1).cummax(1).values.flip(1)
     if interpolation == "11point":
         tenths = torch.arange(11, device=scores.device)
-        need = (positives[:, None] * tenths + 9) // 10  # recall ≥ t/10 takes ⌈t · positives / 10⌉ of them
-        average = precision.gather(1, torch.searchsorted(found, need)).mean(1)
+        need = (positives[:, None] * tenths + 9) // 10  # recall ≥ t/10 needs ⌈t · positives / 10⌉ of them
+        average = precision.gather(1, torch.searchsorted(hits, need)).mean(1)
     else:
         # Every positive raises the recall by 1 / positives.
         average = (precision * positive).sum(1) / positives
@@ -94,7 +94,7 @@ def _mean(average: Tensor, positives: Tensor) -> Tensor:
 
 
 def _without(scores: Tensor, labels: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Put what does not count below everything else, where it changes no precision at a positive."""
+    """Rank samples that do not count below all others, where they change no precision at a positive."""
     if valid is None:
         return scores, labels
     if valid.shape != labels.shape or valid.dtype != torch.bool:
@@ -107,7 +107,7 @@ def average_precision(
 ) -> Tensor:
     """Average precision of each attribute.
 
-    With P and R precision and recall down the ranking, and P̂(r) the best precision at any recall ≥ r:
+    With P and R precision and recall along the ranking, and P̂(r) the highest precision at any recall ≥ r:
 
     - ``area``: Σ ΔR · P̂(R), the area under the monotone envelope, as in VOC 2010 and later;
     - ``11point``: the mean of P̂(0), P̂(0.1), … P̂(1), as in VOC 2007;
@@ -188,7 +188,7 @@ def label_map(
 
 
 class _Ranked(Metric):
-    """Keeps all scores and labels: a ranking needs every one."""
+    """Keeps all scores and labels: a ranking needs all of them."""
 
     is_differentiable = False
     higher_is_better = True
@@ -211,7 +211,7 @@ class _Ranked(Metric):
         self.scores.append(kept_scores)
         self.labels.append(kept_labels)
 
-    def _each(self) -> tuple[Tensor, Tensor]:
+    def _per_attribute(self) -> tuple[Tensor, Tensor]:
         return _compute(dim_zero_cat(self.scores), dim_zero_cat(self.labels), self.interpolation)
 
 
@@ -232,11 +232,17 @@ class WeightedAveragePrecision(_Ranked):
     tensor(0.7778)
     """
 
-    info: ClassVar[MetricInfo] = register_metric(MetricInfo("weighted_average_precision", "Weighted average precision"))
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "weighted_average_precision",
+            "Weighted average precision",
+            about="Weighted average precision is the mean over labels, weighted by how often each occurs.",
+        )
+    )
 
     def compute(self) -> Tensor:
         """Weighted mean average precision of all samples so far, a scalar."""
-        return _weighted(*self._each())
+        return _weighted(*self._per_attribute())
 
 
 class LabelMAP(_Ranked):
@@ -263,7 +269,7 @@ class LabelMAP(_Ranked):
 
     def compute(self) -> Tensor:
         """Mean average precision of all samples so far, a scalar."""
-        return _mean(*self._each())
+        return _mean(*self._per_attribute())
 
 
 class AveragePrecision(_Ranked):
@@ -280,8 +286,14 @@ class AveragePrecision(_Ranked):
     tensor([1.0000, 0.5000])
     """
 
-    info: ClassVar[MetricInfo] = register_metric(MetricInfo("average_precision", "Average precision"))
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo(
+            "average_precision",
+            "Average precision",
+            about="Average precision of a label is the area under its curve of precision over recall.",
+        )
+    )
 
     def compute(self) -> Tensor:
         """Average precision of each attribute (K,), nan for one without a positive."""
-        return self._each()[0]
+        return self._per_attribute()[0]

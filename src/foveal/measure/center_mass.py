@@ -1,7 +1,7 @@
 """Center-mass: the share of pairwise attention that rests on labelled pairs.
 
 Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https://arxiv.org/abs/1905.11498).
-:func:`foveal.supervise.center_mass_loss` raises it; on held-out data it tells whether attention has learnt where to be.
+:func:`foveal.supervise.center_mass_loss` raises it; on held-out data it tells whether attention has learned the pairs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def center_mass(
     """Mean center-mass of the graphs that have a labelled pair.
 
     Args:
-        logits: affinities before the softmax, (..., N, N), or a pair (q, k); as in
+        logits: affinities before the softmax, (..., N, N), or a pair (q, k), or a record; as in
             :func:`foveal.supervise.center_mass`, like all others.
         target: bool (..., N, N), or labels (..., N) with ``related``.
         mask: bool (..., N), true for real entities.

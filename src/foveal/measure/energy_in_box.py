@@ -1,4 +1,4 @@
-"""Energy-based pointing game: the share of a map that lies on the thing.
+"""Energy-based pointing game: the share of a map that lies on the object.
 
 Wang et al.: "Score-CAM: Score-Weighted Visual Explanations for Convolutional Neural Networks"
 (https://arxiv.org/abs/1910.01279). For masks it is the true-positive strength of
@@ -18,7 +18,7 @@ from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.regions import region_mask
 
 
-def _each(attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _shares(attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Share of each sample (N,), and which samples have a region, bool (N,)."""
     attention = at_least_float32(attention)
     everywhere = attention.sum((1, 2))
@@ -27,9 +27,9 @@ def _each(attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def energy_in_box(attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None) -> Split:
-    """Attention on the thing ÷ attention everywhere.
+    """Attention on the object ÷ attention everywhere.
 
-    A map that is zero everywhere looks at nothing and counts as 0.
+    A map that is zero everywhere attends to nothing and counts as 0.
 
     Args:
         attention: (N, H, W), finite and not negative, at the size of the regions; see
@@ -47,7 +47,7 @@ def energy_in_box(attention: Tensor, region: Tensor | Sequence[Tensor], correct:
     tensor(0.5000)
     """
     check_correct(correct, len(attention))
-    return split_means(*split_sums(*_each(attention, region_mask(attention, region)), correct))
+    return split_means(*split_sums(*_shares(attention, region_mask(attention, region)), correct))
 
 
 class EnergyInBox(SplitMean):
@@ -75,4 +75,4 @@ class EnergyInBox(SplitMean):
     def update(self, attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None) -> None:
         """Add samples: ``attention`` (N, H, W), masks (N, H, W) or N sets of boxes, and bool ``correct`` (N,)."""
         check_correct(correct, len(attention))
-        self.add(*_each(attention, region_mask(attention, region)), correct)
+        self.add(*_shares(attention, region_mask(attention, region)), correct)

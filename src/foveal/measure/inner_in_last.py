@@ -28,11 +28,12 @@ def _check(inner_map: Tensor, last_map: Tensor, correct: Tensor | None) -> None:
     check_correct(correct, len(inner_map))
 
 
-def _each(inner_map: Tensor, last_map: Tensor, sigma: float, omega: float) -> tuple[Tensor, Tensor]:
+def _shares(inner_map: Tensor, last_map: Tensor, sigma: float, omega: float) -> tuple[Tensor, Tensor]:
     """Share of each sample (N,), and which samples have both maps, bool (N,)."""
-    how = {"source": "last", "hinge": False, "mask_gradient": False}
-    short, counted = consistencies(inner_map, last_map, 1.0, sigma=sigma, omega=omega, **how)  # type: ignore[arg-type]
-    return 1 - short, counted
+    missing, counted = consistencies(
+        inner_map, last_map, 1.0, sigma=sigma, omega=omega, source="last", hinge=False, mask_gradient=False
+    )
+    return 1 - missing, counted
 
 
 def inner_in_last(
@@ -63,7 +64,7 @@ def inner_in_last(
     tensor(0.7500)
     """
     _check(inner_map, last_map, correct)
-    return split_means(*split_sums(*_each(inner_map, last_map, sigma, omega), correct))
+    return split_means(*split_sums(*_shares(inner_map, last_map, sigma, omega), correct))
 
 
 class InnerInLast(SplitMean):
@@ -96,4 +97,4 @@ class InnerInLast(SplitMean):
     def update(self, inner_map: Tensor, last_map: Tensor, correct: Tensor | None = None) -> None:
         """Add samples: maps (N, h, w) and (N, H, W) and, if known, bool ``correct`` (N,)."""
         _check(inner_map, last_map, correct)
-        self.add(*_each(inner_map.detach(), last_map.detach(), self.sigma, self.omega), correct)
+        self.add(*_shares(inner_map.detach(), last_map.detach(), self.sigma, self.omega), correct)

@@ -1,8 +1,8 @@
-"""The pointing game: does the highest point of a map lie on the thing.
+"""The pointing game: whether the highest point of a map lies on the object.
 
 Zhang, Lin, Brandt, Shen, Sclaroff: "Top-down Neural Attention by Excitation Backprop"
 (https://arxiv.org/abs/1608.00507), who allow 15 pixels of tolerance. Where several positions are highest, the share of
-them that lies on the thing counts, so that a map without any opinion is worth the area of the thing.
+them on the object counts, so that a constant map scores the area fraction of the object.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def _check_tolerance(tolerance: int) -> None:
         raise UserError(f"tolerance is a whole number of pixels, got {tolerance}")
 
 
-def _each(attention: Tensor, mask: Tensor, tolerance: int) -> tuple[Tensor, Tensor]:
-    """Hit of each sample (N,), and which samples have something to point at, bool (N,)."""
+def _hits(attention: Tensor, mask: Tensor, tolerance: int) -> tuple[Tensor, Tensor]:
+    """Hit of each sample (N,), and which samples have a region, bool (N,)."""
     attention = at_least_float32(attention)
     highest = attention == attention.amax((1, 2), keepdim=True)
     near = mask
@@ -47,7 +47,7 @@ def _disc(radius: int) -> Tensor:
 def pointing_game(
     attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None, *, tolerance: int = 0
 ) -> Split:
-    """Share of samples whose attention is highest on the thing.
+    """Share of samples whose attention is highest on the object.
 
     Args:
         attention: (N, H, W), finite and not negative, at the size of the regions; see
@@ -55,7 +55,7 @@ def pointing_game(
         region: bool (N, H, W), or for each sample its boxes (M, 4) as x0, y0, x1, y1 in pixels of the map. Samples
             without any region are left out.
         correct: bool (N,), whether each prediction is right.
-        tolerance: so many pixels away from the region still count as on it.
+        tolerance: positions up to this many pixels away from the region count as on it.
 
     Returns:
         Means in [0, 1].
@@ -66,14 +66,14 @@ def pointing_game(
     """
     _check_tolerance(tolerance)
     check_correct(correct, len(attention))
-    return split_means(*split_sums(*_each(attention, region_mask(attention, region), tolerance), correct))
+    return split_means(*split_sums(*_hits(attention, region_mask(attention, region), tolerance), correct))
 
 
 class PointingGame(SplitMean):
     """:func:`pointing_game` over a whole test set.
 
     Args:
-        tolerance: so many pixels away from the region still count as on it.
+        tolerance: positions up to this many pixels away from the region count as on it.
         **kwargs: of :class:`torchmetrics.Metric`.
 
     >>> metric = PointingGame()
@@ -99,4 +99,4 @@ class PointingGame(SplitMean):
     def update(self, attention: Tensor, region: Tensor | Sequence[Tensor], correct: Tensor | None = None) -> None:
         """Add samples: ``attention`` (N, H, W), masks (N, H, W) or N sets of boxes, and bool ``correct`` (N,)."""
         check_correct(correct, len(attention))
-        self.add(*_each(attention, region_mask(attention, region), self.tolerance), correct)
+        self.add(*_hits(attention, region_mask(attention, region), self.tolerance), correct)

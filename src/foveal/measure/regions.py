@@ -1,4 +1,4 @@
-"""Where the thing is: boxes and masks in one form."""
+"""Regions of objects: boxes and masks in one form."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ def box_mask(boxes: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
         size: (H, W) of the masks.
 
     Returns:
-        bool (N, H, W), true on the pixels whose centre lies in a box of the image. A box too small for that has the
-        pixel that holds its own centre; one without any area has none.
+        bool (N, H, W), true on the pixels whose centre lies in a box of the image. A box that holds no pixel centre has
+        the pixel that holds its own centre; one without any area has none.
 
     >>> box_mask([torch.tensor([[1.0, 0.0, 3.0, 1.0]])], (2, 4)).int()
     tensor([[[0, 1, 1, 0],
              [0, 0, 0, 0]]], dtype=torch.int32)
     """
     masks = []
-    for each in boxes:
-        each = torch.as_tensor(each)
-        if each.numel() and (each.ndim != 2 or each.shape[1] != 4):
-            raise UserError(f"boxes of an image must be (M, 4) as x0, y0, x1, y1, got shape {tuple(each.shape)}")
-        x0, y0, x1, y1 = each.reshape(-1, 4).float().T[..., None]
+    for image_boxes in boxes:
+        image_boxes = torch.as_tensor(image_boxes)
+        if image_boxes.numel() and (image_boxes.ndim != 2 or image_boxes.shape[1] != 4):
+            shape = tuple(image_boxes.shape)
+            raise UserError(f"boxes of an image must be (M, 4) as x0, y0, x1, y1, got shape {shape}")
+        x0, y0, x1, y1 = image_boxes.reshape(-1, 4).float().T[..., None]
         if bool((x1 < x0).any() or (y1 < y0).any()):
             raise UserError("boxes must be x0, y0, x1, y1 with x0 ≤ x1 and y0 ≤ y1; some are not")
         rows, columns = _covered(y0, y1, size[0]), _covered(x0, x1, size[1])
@@ -42,7 +43,7 @@ def box_mask(boxes: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
 
 
 def _covered(first: Tensor, last: Tensor, side: int) -> Tensor:
-    """Which of ``side`` pixels in a row lie in each of M intervals (M, 1), bool (M, side)."""
+    """Which of ``side`` pixels lie in each of M intervals, given as (M, 1): bool (M, side)."""
     pixel = torch.arange(side, device=first.device)
     inside = (first <= pixel + 0.5) & (pixel + 0.5 < last)
     middle = (pixel == ((first + last) / 2).floor()) & (first < last)

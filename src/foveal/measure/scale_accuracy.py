@@ -1,4 +1,4 @@
-"""Accuracy by the scale of the target: does a network see small and large things alike.
+"""Accuracy by the scale of the target: whether a network is as good on small targets as on large ones.
 
 Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), whose five bins are
 the default.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,16 @@ from torchmetrics import Metric
 
 from foveal.errors import UserError
 from foveal.measure._inputs import at_least_float32
+from foveal.measure.info import MetricInfo, register_metric
 
 EDGES = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 
 
 def _check_edges(edges: Sequence[float]) -> tuple[float, ...]:
-    found = tuple(float(edge) for edge in edges)
-    if len(found) < 2 or not all(lo < hi for lo, hi in pairwise(found)):
-        raise UserError(f"edges must be two or more increasing numbers, got {found}")
-    return found
+    numbers = tuple(float(edge) for edge in edges)
+    if len(numbers) < 2 or not all(lo < hi for lo, hi in pairwise(numbers)):
+        raise UserError(f"edges must be two or more increasing numbers, got {numbers}")
+    return numbers
 
 
 def _check(correct: Tensor, scale: Tensor) -> None:
@@ -42,7 +43,7 @@ def _update(correct: Tensor, scale: Tensor, edges: tuple[float, ...]) -> tuple[T
     """Correct samples and all samples of each bin, both (B,)."""
     scale = at_least_float32(scale).contiguous()
     levels = torch.tensor(edges, dtype=scale.dtype, device=scale.device)
-    # Bucket 0 lies below the edges and the last one above them; the lowest edge itself moves into the first bin.
+    # Bucket 0 lies below the edges and the last one above them; the lowest edge itself belongs to the first bin.
     bucket = torch.bucketize(scale, levels).masked_fill(scale == levels[0], 1)
     counts = torch.bincount(bucket * 2 + correct, minlength=2 * len(edges) + 2).view(-1, 2)[1:-1]
     return counts[:, 1], counts.sum(1)
@@ -87,6 +88,10 @@ class ScaleAccuracy(Metric):
     >>> metric.compute()
     (tensor([1.0000, 0.5000]), tensor([1, 2]))
     """
+
+    info: ClassVar[MetricInfo] = register_metric(
+        MetricInfo("scale_accuracy", "Accuracy by scale", about="Accuracy by scale is the accuracy on targets of a size.")
+    )
 
     is_differentiable = False
     higher_is_better = True

@@ -21,7 +21,7 @@ def _update(attention: Tensor, mask: Tensor) -> tuple[Tensor, int]:
     attention = at_least_float32(attention)
     inside = attention.masked_fill(~mask, 0).sum((1, 2))
     everywhere = attention.sum((1, 2))
-    # Without any attention the numerator is zero too, so that dividing by one gives the strength 0 that we document.
+    # Without any attention the numerator is zero too, so dividing by one gives the documented strength of 0.
     return (inside / everywhere.masked_fill(everywhere == 0, 1)).sum(), len(attention)
 
 
@@ -37,7 +37,7 @@ def true_positive_strength(attention: Tensor, mask: Tensor) -> Tensor:
         strength = 1/N Σ_n ( Σ_ij m_ij α_ij / Σ_ij α_ij )
 
     A map scaled by any positive factor has the same strength, and a uniform map has the area fraction of its mask. A
-    sample whose attention is zero everywhere looks at nothing and counts as 0. Differentiable in ``attention``.
+    sample whose attention is zero everywhere counts as 0. Differentiable in ``attention``.
 
     Args:
         attention: (N, H, W), finite and not negative; see :func:`foveal.measure.attention_map`.

@@ -15,7 +15,7 @@ from foveal.measure._inputs import at_least_float32
 def word_importance(weights: Tensor, mask: Tensor | None = None) -> Tensor:
     """How much attention each entity receives from all: β_n = Σ_m w_mn.
 
-    The sum of the aggregated features is Σ_n β_n f_n, so β is what a word contributes to its sentence. The β of a
+    The sum of the aggregated features is Σ_n β_n f_n, so β is the contribution of a word to its sentence. The β of a
     sentence sum to its number of words, and 1 is the average.
 
     Args:

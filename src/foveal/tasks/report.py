@@ -245,13 +245,13 @@ def _title(runs: Sequence[Run], parts: Sequence[_Part]) -> str:
 
 def _lede(runs: Sequence[Run], parts: Sequence[_Part]) -> Markup:
     """What one looks at, in plain words."""
-    titles = len({run.title for run in runs})
-    who = f"{count(titles).capitalize()} models" if titles > 1 else "A model"
-    doing = dict.fromkeys(part.words.doing for part in parts)
-    sentences = [Markup("{} {}.").format(who, _verb(text, titles)) for text in doing]
+    models: dict[str, set[str]] = {}
+    for part in parts:
+        models.setdefault(part.words.doing, set()).update(run.title for group in part.groups for run in group.runs)
+    sentences = [_doing(text, len(titles)) for text, titles in models.items()]
     looking = next((part.words for part in parts if part.words.looks), None)
     if looking is not None:
-        looked = "each of them" if titles > 1 else "it"
+        looked = "each of them" if len({run.title for run in runs}) > 1 else "it"
         text = "Below is how well that went, and where {} looked: <em>the {}, the more attention</em>."
         sentences.append(Markup(text).format(looked, looking.strength))
     else:
@@ -264,8 +264,10 @@ def _lede(runs: Sequence[Run], parts: Sequence[_Part]) -> Markup:
     return Markup(" ").join(sentences)
 
 
-def _verb(doing: str, models: int) -> str:
-    return doing if models > 1 else doing.replace("were ", "was ", 1)
+def _doing(doing: str, models: int) -> Markup:
+    if models == 1:
+        return Markup("A model {}.").format(doing.replace("were ", "was ", 1))
+    return Markup("{} models {}.").format(count(models).capitalize(), doing)
 
 
 def _details(run: Run) -> Details:

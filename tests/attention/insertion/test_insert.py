@@ -512,7 +512,7 @@ def odd(layer):
     ("mechanism", "layer", "said"),
     [
         ("aw", nn.ReLU(), r"'aw' cannot be put on 2 \(ReLU\): it is no 2-d convolution"),
-        ("aw", OwnConv(8, 8, 3), r"2 \(OwnConv\): OwnConv computes its convolution in a way of its own"),
+        ("aw", OwnConv(8, 8, 3), r"2 \(OwnConv\): OwnConv has a convolution of its own"),
         ("aw", nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"), "2 .*padding_mode='reflect' is not supported"),
         ("aw", nn.Conv2d(8, 8, 1, groups=8), "2 .*a depthwise 1×1 convolution has nothing to attend to"),
         ("aw", foveal.attention.AWConv2d(8, 8, 3), "2 .*it is an AW-convolution already"),

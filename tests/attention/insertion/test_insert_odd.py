@@ -44,7 +44,7 @@ def test_a_convolution_of_its_own_kind_is_refused():
         def _conv_forward(self, x, weight, bias):
             return 3 * super()._conv_forward(x, weight, bias)
 
-    with pytest.raises(UserError, match="Tripled computes its convolution in a way of its own"):
+    with pytest.raises(UserError, match="Tripled has a convolution of its own"):
         foveal.insert(nn.Sequential(Tripled(3, 8, 3)), "aw", at="0")
 
 

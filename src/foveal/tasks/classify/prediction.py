@@ -62,7 +62,7 @@ def look(run: Trained, picture: Image.Image) -> Samples:
     tensors |= {f"gate.{i}": values for i, values in enumerate(maps.values())}
     if combined is not None:
         tensors["map"] = combined
-    return Samples.from_tensors(tensors, {**run.about, "sites": list(maps)})
+    return Samples.from_tensors(tensors, {**run.about, "sites": list(maps), "total_gates": len(seen)})
 
 
 def _pictures(samples: dict[str, Samples], runs: Sequence[Trained]) -> Image.Image | None:

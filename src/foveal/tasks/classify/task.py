@@ -81,6 +81,7 @@ class Classify(Task):
             self.register_buffer(name, torch.tensor(getattr(source, name)), persistent=False)
         self.sharpen, self.class_attention = self._attention(source, classes)
         self.each_class = measure.AveragePrecision() if source.multilabel else None
+        self.total_gates = 0  # maps of attention that the model has; some of many are kept
         self.top5 = None
         if classes > 5 and not source.multilabel:
             self.top5 = MulticlassAccuracy(classes, top_k=5, average="micro")
@@ -111,7 +112,7 @@ class Classify(Task):
 
     def about(self) -> dict[str, Any]:
         """Names of the classes, whether several may hold, and how an image becomes the model's input."""
-        return self.source.about()
+        return self.source.about() | ({"total_gates": self.total_gates} if self.total_gates else {})
 
     def loss_names(self) -> tuple[str, ...]:
         """The loss of the classes, and those on class attention if the recipe has them."""
@@ -174,7 +175,7 @@ class Classify(Task):
             self.class_attention.update(self.model, x, logits, batch)
         if batch_idx == 0:
             gates, combined = spatial_maps(seen, (x.shape[-2], x.shape[-1]))
-            self.sites = list(gates)
+            self.sites, self.total_gates = list(gates), len(seen)
             self.samples = sample_tensors(batch, logits, self.multilabel, gates, combined)
             self._keep_top_classes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from foveal.runs import Group
 from foveal.see import Samples, precision_recall, scale_accuracy
@@ -37,7 +38,7 @@ def report_sections(groups: Sequence[Group], colours: Mapping[str, int]) -> list
     }
     sections = [samples_section(models, colours=colours)] if models else []
     curves = curves_section([_precision_recall(groups, colours), _scales(groups, colours)])
-    return [*sections, *([curves] if curves is not None else [])]
+    return [*sections, *([replace(curves, title="Attention and scale")] if curves is not None else [])]
 
 
 def _precision_recall(groups: Sequence[Group], colours: Mapping[str, int]) -> str:
