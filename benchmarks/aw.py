@@ -70,7 +70,7 @@ def convolution(form: str, batch: int, channels: int, side: int, device: torch.d
 def training_step(name: str, batch: int, side: int, device: torch.device, compiled: bool) -> dict[str, float]:
     """Milliseconds of a model's training step, as it runs and on the GPU alone, and MiB at its peak.
 
-    It is compiled as :class:`foveal.tasks.task.Task` does, into CUDA graphs.
+    It is compiled as :class:`foveal.tasks.base.Task` does, into CUDA graphs.
     """
     torch.manual_seed(0)
     torch._dynamo.reset()

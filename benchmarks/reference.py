@@ -24,13 +24,13 @@ import torch
 
 from foveal.bench import hardware, write_rows
 from foveal.data.embedded.reference import ReferenceData, ReferenceOptions
-from foveal.data.registry import data_root
 from foveal.data.embedded.scenes import generate
+from foveal.data.registry import data_root
 from foveal.recipe import load
 from foveal.tasks.refer import Refer
 
 MODELS = ("soft", "hard", "hattnet", "hattnet-ctx", "stn")
-WHOLE = "hattnet/mref-hattnet-ctx-ours"
+WHOLE = "hattnet/table1-ours/mref-hattnet-ctx"
 
 
 def wait(device: torch.device) -> float:
@@ -52,18 +52,17 @@ def paint(name: str, images: int, device: torch.device, root: Path | None) -> fl
 def train(
     model: str, data: ReferenceData, device: torch.device, steps: int, batch: int, compiled: bool, amp: bool
 ) -> dict[str, float]:
-    recipe = load(f"hattnet/mref-{model}", [f"train.compile={str(compiled).lower()}"])
+    recipe = load(f"hattnet/table1/mref-{model}", [f"train.compile={str(compiled).lower()}"])
     task = Refer(recipe, data).to(device)
-    step = (
-        torch.compile(task.loss, mode="reduce-overhead" if device.type == "cuda" else None) if compiled else task.loss
-    )
+    mode = "reduce-overhead" if device.type == "cuda" else None
+    step = torch.compile(task.weighed, mode=mode) if compiled else task.weighed
     optimiser = torch.optim.AdamW(task.model.parameters(), lr=1e-3, fused=device.type == "cuda")
 
     def run(batches, count: int) -> float:  # type: ignore[no-untyped-def]
         start = wait(device)
         for b in itertools.islice(batches, count):
             with torch.autocast(device.type, torch.bfloat16, enabled=amp):
-                loss = step(b)
+                loss, _ = step(b)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

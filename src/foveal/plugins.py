@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from importlib import metadata
 from types import ModuleType
 
@@ -46,8 +48,18 @@ def load_plugins() -> None:
         raise
 
 
-def _load(source: str, load: object) -> None:
+def _load(source: str, load: Callable[[], object]) -> None:
     try:
-        load()  # type: ignore[operator]
+        load()
+    except UserError as error:
+        raise UserError(f"{source}: {_line(error)}{error}") from error
     except Exception as error:
-        raise UserError(f"{source} cannot be imported: {error}") from error
+        raise UserError(f"{source} cannot be imported: {_line(error)}{type(error).__name__}: {error}") from error
+
+
+def _line(error: Exception) -> str:
+    """The user's line that led to ``error``: the last one outside of foveal and of Python's import system."""
+    here = os.path.dirname(__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((here, "<frozen"))]
+    frames = [f for f in frames if f.filename != importlib.__file__]
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""

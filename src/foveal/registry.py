@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         self._complete = False
 
     def register(self, name: str, thing: T) -> T:
-        """Make ``thing`` known as ``name``; a later one of the same name replaces it."""
+        """Make ``thing`` known as ``name``; a later one of the same name replaces it, and any replaces foveal's own."""
         self._things[name] = thing
         return thing
 
@@ -67,8 +67,10 @@ class Registry(Generic[T]):
         if not self._complete:
             self._complete = True
             try:
+                registered = dict(self._things)  # before foveal's own, so by the user: they stay
                 for package in self.packages:
                     self._import(package)
+                self._things |= registered
                 load_plugins()
             except BaseException:
                 self._complete = False

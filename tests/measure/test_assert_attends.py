@@ -108,7 +108,7 @@ def test_masks_of_another_size_and_images_without_a_thing() -> None:
 def test_attention_elsewhere_fails() -> None:
     model, (x, y, masks) = Looks(), scenes()
     with pytest.raises(
-        AssertionError, match=r"attention is elsewhere: 0\.\d+ .*95% interval .* over 40 images; asked for 0.6"
+        AssertionError, match=r"attention is elsewhere: 0\.\d+ .*95% interval .* over 40 images; required: 0.6"
     ):
         assert_attends(model, (x, y), masks.flip(1) & ~masks, attention=at_norm)
 

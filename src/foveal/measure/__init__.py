@@ -1,7 +1,7 @@
 """MEASURE: whether attention rests where it should, and how good the answers are.
 
-Every measure is a pure function on plain tensors and a torchmetrics class of the same name in CamelCase that computes it
-over batches and processes. Fractions are in [0, 1].
+Every measure is a pure function on plain tensors, and a torchmetrics class of the same name in CamelCase that computes
+it over batches and processes. Fractions are in [0, 1].
 """
 
 from foveal.measure._split import Split

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -150,7 +151,7 @@ def assert_attends(
 
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy whose weights are shuffled within every tensor, so that they keep their scale and lose what they learned."""
+    """A copy whose weights are shuffled within every tensor: they keep their scale and lose what they learned."""
     shuffled = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -217,9 +218,13 @@ def _shares(
 
 def _interval(shares: Tensor, confidence: float, resamples: int, seed: int) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean."""
-    generator = torch.Generator().manual_seed(seed)
-    samples = torch.randint(0, len(shares), (resamples, len(shares)), generator=generator)
-    means = shares[samples].mean(1)
-    tail = (1 - confidence) / 2
-    low, high = torch.quantile(means, torch.tensor([tail, 1 - tail])).tolist()
-    return low, high
+    interval = stats.bootstrap(
+        (shares.numpy(),),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=confidence,
+        method="percentile",
+        batch=100,
+        random_state=np.random.default_rng(seed),
+    ).confidence_interval
+    return float(interval.low), float(interval.high)

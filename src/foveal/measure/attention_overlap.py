@@ -60,6 +60,20 @@ def attention_overlap(target_map: Tensor, confuser_map: Tensor, correct: Tensor 
     return split_means(*split_sums(*_overlaps(target_map, confuser_map), correct))
 
 
+OVERLAP_LAST = register_metric(
+    MetricInfo(
+        "overlap_last",
+        "Overlap last",
+        better="lower",
+        about="Overlap last is how much the maps of the true class and of the best-scoring other one share in the last "
+        "layer: 0 if they lie apart, 100 if they are equal.",
+    )
+)
+OVERLAP_INNER = register_metric(
+    MetricInfo("overlap_inner", "Overlap inner", better="lower", about="Overlap inner is the same in an inner layer.")
+)
+
+
 class AttentionOverlap(SplitMean):
     """:func:`attention_overlap` over a whole test set.
 
@@ -78,8 +92,7 @@ class AttentionOverlap(SplitMean):
             "attention_overlap",
             "Overlap of attention",
             better="lower",
-            about="Overlap last is how much the maps of the true class and of the best-scoring other one share in the "
-            "last layer: 0 if they lie apart, 100 if they are equal.",
+            about="How much the maps of two classes share: 0 if they lie apart, 100 if they are equal.",
         )
     )
 

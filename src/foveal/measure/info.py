@@ -64,10 +64,6 @@ class MetricInfo:
         """
         return f"{self.show(value, digits=digits)} {self.unit}".strip()
 
-    def better_than(self, one: float, other: float) -> bool:
-        """Whether ``one`` is better than ``other``."""
-        return self.better is not None and (one > other if self.better == "higher" else one < other)
-
     def dump(self) -> dict[str, Any]:
         """What a result file keeps beside the value."""
         return {"title": self.title, "unit": self.unit, "better": self.better, "about": self.about}

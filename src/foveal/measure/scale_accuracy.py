@@ -90,7 +90,11 @@ class ScaleAccuracy(Metric):
     """
 
     info: ClassVar[MetricInfo] = register_metric(
-        MetricInfo("scale_accuracy", "Accuracy by scale", about="Accuracy by scale is the accuracy on targets of a size.")
+        MetricInfo(
+            "scale_accuracy",
+            "Accuracy by scale",
+            about="Accuracy by scale is the accuracy on targets of similar size.",
+        )
     )
 
     is_differentiable = False

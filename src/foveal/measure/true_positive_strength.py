@@ -57,6 +57,13 @@ def true_positive_strength(attention: Tensor, mask: Tensor) -> Tensor:
     return _compute(*_update(attention, mask))
 
 
+LAST = register_metric(MetricInfo("true_positive_strength_last", "True-positive strength, last gate"))
+STRETCHED = register_metric(MetricInfo("true_positive_strength_resized", "True-positive strength, maps stretched"))
+TARGET_AREA = register_metric(
+    MetricInfo("target_area", "Area of the target", better=None, about="What attention spread evenly would reach.")
+)
+
+
 class TruePositiveStrength(Metric):
     """:func:`true_positive_strength` over a whole test set.
 

@@ -52,9 +52,10 @@ def complete(recipe: Recipe) -> Recipe:
 
 def read(name: str | Path, extended: tuple[str, ...] = ()) -> dict[str, Any]:
     """The merged mapping of a recipe, by name or file."""
-    if str(name) in extended:
-        raise UserError(f"{name} extends itself")
     path = Path(name)
+    identity = str(path.resolve()) if path.suffix in (".yaml", ".yml") else str(name)
+    if identity in extended:
+        raise UserError(f"{name} extends itself")
     if path.suffix in (".yaml", ".yml"):
         raw = read_mapping(path)
         if is_grid(raw):
@@ -66,7 +67,7 @@ def read(name: str | Path, extended: tuple[str, ...] = ()) -> dict[str, Any]:
         raw, hint = shipped(str(name))
         if hint is not None:
             warnings.warn(hint, RenamedWarning, stacklevel=3)
-    return _extended(raw, path.parent, (*extended, str(name)))
+    return _extended(raw, path.parent, (*extended, identity))
 
 
 def _extended(raw: dict[str, Any], folder: Path, extended: tuple[str, ...]) -> dict[str, Any]:

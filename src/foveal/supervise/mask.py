@@ -21,9 +21,7 @@ from foveal.errors import UserError
 from foveal.supervise.registry import register_attention_loss
 
 
-def mask_loss(
-    attention: Tensor | AttentionRecord, mask: Tensor, grid: tuple[float, float] | None = None
-) -> Tensor:
+def mask_loss(attention: Tensor | AttentionRecord, mask: Tensor, grid: tuple[float, float] | None = None) -> Tensor:
     """−log of the share of attention that rests on the mask.
 
     The attention is brought to the size of the mask first, as :func:`foveal.measure.attention_map` does. A map scaled

@@ -237,17 +237,13 @@ class Sharpen:
         if self.weights.get("consistency_inner"):
             true = maps[self.inner][:, : counts.shape[1]]
             last = maps[self.last][:, : counts.shape[1]] if self.last in maps else true
-            loss, usable = consistencies(
-                true, last, self.theta, source=self.source, hinge=self.hinge, **self.masking
-            )
+            loss, usable = consistencies(true, last, self.theta, source=self.source, hinge=self.hinge, **self.masking)
             losses["consistency_inner"] = mean(loss, usable & counts)
         return losses
 
     def _check(self, target: Tensor, valid: Tensor | None) -> None:
         if self._taps.returned is None:
-            raise UserError(
-                "there is no forward pass: run the model inside `with sharpen:`, then call losses() once"
-            )
+            raise UserError("there is no forward pass: run the model inside `with sharpen:`, then call losses() once")
         logits = self._taps.logits
         if not isinstance(target, Tensor):
             raise UserError(f"target must be a tensor of class numbers or of 0 and 1, got {type(target).__name__}")

@@ -265,9 +265,7 @@ def class_gradients(
     return gradients
 
 
-def _prepare(
-    taps: Taps, tapped: dict[str, Tapped], order: int, batch_norm: BatchNorm
-) -> tuple[bool, bool, list[Any]]:
+def _prepare(taps: Taps, tapped: dict[str, Tapped], order: int, batch_norm: BatchNorm) -> tuple[bool, bool, list[Any]]:
     """Whether to build a graph of the gradients, whether that is still to be tested, and hooks to remove at the end."""
     second = order == 2 and taps.twice is not False
     untested = second and (taps.twice is None or bool(taps.compiled))  # compiled parts may be new since the last time

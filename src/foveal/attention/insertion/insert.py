@@ -60,9 +60,7 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     return selected
 
 
-def _select(
-    model: nn.Module, name: str, mechanism: type[Mechanism], at: At, layers: dict[str, nn.Module]
-) -> list[str]:
+def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, layers: dict[str, nn.Module]) -> list[str]:
     """Names of the layers that ``at`` selects."""
     if at is None:
         usual = [site for site in mechanism.usual(model) if site in layers]

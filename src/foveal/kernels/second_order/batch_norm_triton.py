@@ -54,7 +54,9 @@ def _add_up(v, g, x, mu, r, first, end, channels, C, S, ROWS: tl.constexpr, LAST
 
 
 @triton.jit
-def _sums(v, g, x, mean, inverse_std, sums, M, C, S, LENGTH, ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr):
+def _sums(
+    v, g, x, mean, inverse_std, sums, M, C, S, LENGTH, ROWS: tl.constexpr, WIDTH: tl.constexpr, LAST: tl.constexpr
+):
     part = tl.program_id(1)
     channels = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     known = channels < C

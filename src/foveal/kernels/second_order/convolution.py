@@ -47,7 +47,9 @@ def second_order_conv2d(
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         half = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(half), weight.to(half), None if bias is None else bias.to(half)
-    out: Tensor = _Convolution.apply(x, weight, bias, ConvOptions(_pair(stride), _pair(padding), _pair(dilation), groups))
+    out: Tensor = _Convolution.apply(
+        x, weight, bias, ConvOptions(_pair(stride), _pair(padding), _pair(dilation), groups)
+    )
     return out
 
 

@@ -14,6 +14,7 @@ from foveal.attention import Attends, AttentionRecord, cam, watch
 from foveal.errors import UserError
 from foveal.measure import AttentionOverlap, EnergyInBox, InnerInLast, PointingGame, attention_map, box_mask
 from foveal.measure._split import SplitMean
+from foveal.measure.attention_overlap import OVERLAP_INNER, OVERLAP_LAST
 from foveal.measure.info import MetricInfo
 from foveal.supervise import confusing_class
 from foveal.tasks.answers import pixels
@@ -22,10 +23,6 @@ from foveal.tasks.classify.sharpening import trial_images, without_python
 from foveal.tasks.results import Results
 
 SHOWN = 9  # gates in a picture
-OVERLAP_LAST = MetricInfo("overlap_last", "Overlap last", better="lower", about=AttentionOverlap.info.about)
-OVERLAP_INNER = MetricInfo(
-    "overlap_inner", "Overlap inner", better="lower", about="Overlap inner is the same in an inner layer."
-)
 
 
 def looking(model: nn.Module) -> AbstractContextManager[Mapping[str, AttentionRecord]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from foveal.measure.attention_overlap import OVERLAP_INNER, OVERLAP_LAST
 from foveal.runs import Group, Run
 from foveal.see import Samples, TopClasses
 from foveal.see.draw.top_classes import KIND_NAMES
 from foveal.see.page import Section, class_maps_section, samples_section
-from foveal.tasks.classify.attention import OVERLAP_INNER, OVERLAP_LAST
 from foveal.tasks.report import ReportWords
 
 CLASS_ATTENTION = (OVERLAP_INNER.key, OVERLAP_LAST.key, "inner_in_last", "pointing_game", "energy_in_box")

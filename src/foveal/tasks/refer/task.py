@@ -13,7 +13,7 @@ from foveal import measure
 from foveal.attention import watch
 from foveal.data import Source
 from foveal.errors import UserError
-from foveal.measure.info import MetricInfo
+from foveal.measure.true_positive_strength import LAST, STRETCHED, TARGET_AREA
 from foveal.models.build import build_model
 from foveal.recipe import MeasureOptions, Recipe
 from foveal.tasks.answers import ACCURACY, AnswerLoss, answer_loss, count_classes, pixels, sample_tensors
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from foveal.tasks.report import ReportWords
 
 STRENGTH = measure.TruePositiveStrength.info
-LAST = MetricInfo("true_positive_strength_last", "True-positive strength, last gate")
-RESIZED = MetricInfo("true_positive_strength_resized", "True-positive strength, maps stretched")
-AREA = MetricInfo("target_area", "Area of the target", better=None, about="What attention spread evenly would reach.")
 
 
 @runtime_checkable
@@ -133,8 +130,8 @@ class Refer(Task):
         if self.area.update_called:
             results.add(STRENGTH, self.strength.compute())
             results.add(LAST, self.strength_last.compute())
-            results.add(RESIZED, self.strength_resized.compute())
-            results.add(AREA, self.area.compute())
+            results.add(STRETCHED, self.strength_resized.compute())
+            results.add(TARGET_AREA, self.area.compute())
             precision, recall = self.pixel_pr.compute()
             results.curves["pixel_pr"] = {"precision": precision.tolist(), "recall": recall.tolist()}
         if self.by_scale.update_called:
