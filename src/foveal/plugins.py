@@ -6,6 +6,7 @@ package names its modules as entry points of the group ``foveal``.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -40,11 +41,11 @@ def load_plugins() -> None:
     _loaded = True
     try:
         for name in plugin_names():
-            _load(f"FOVEAL_PLUGINS: {name}", lambda name=name: own_module(name))
+            _load(f"FOVEAL_PLUGINS: {name}", functools.partial(own_module, name))
         for point in metadata.entry_points(group=GROUP):
             _load(f"the entry point {point.name} = {point.value}", point.load)
-    except UserError:
-        _loaded = False  # so that the next call says it again
+    except BaseException:
+        _loaded = False  # so that the next call tries again and fails again
         raise
 
 
@@ -58,8 +59,8 @@ def _load(source: str, load: Callable[[], object]) -> None:
 
 
 def _line(error: Exception) -> str:
-    """The user's line that led to ``error``: the last one outside of foveal and of Python's import system."""
-    here = os.path.dirname(__file__)
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith((here, "<frozen"))]
-    frames = [f for f in frames if f.filename != importlib.__file__]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    """The line of the plugin that led to ``error``: the first one outside of foveal and of Python's import system."""
+    machinery = (os.path.dirname(__file__), os.path.dirname(importlib.__file__), "<frozen")
+    frames = traceback.extract_tb(error.__traceback__)
+    line = next((frame for frame in frames if not frame.filename.startswith(machinery)), None)
+    return "" if line is None else f"{line.filename}, line {line.lineno}: "

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import yaml
+
 from foveal.errors import UserError, unknown
 
 
@@ -32,11 +34,39 @@ def parse(kind: type, raw: Any, where: str) -> Any:
 
 def check_options(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Check ``options`` against the signature of the class or function they will be passed to."""
-    parameters = inspect.signature(target).parameters
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
-    known = {name: hints.get(name, Any) for name, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
+    known = _arguments(target, lambda argument: argument.kind is not argument.VAR_KEYWORD)
     check_names(options, known, where)
     return {key: convert(known[key], value, join(where, key)) for key, value in options.items()}
+
+
+def check_keywords(target: Callable[..., Any], options: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Check ``options`` against the keyword-only arguments of a function; values may be texts, as in a command line.
+
+    >>> def predict(image, *, top: int = 5, label: Sequence[str] = ()): ...
+    >>> check_keywords(predict, {"top": "3", "label": "7"}, "task")
+    {'top': 3, 'label': ['7']}
+    """
+    known = _arguments(target, lambda argument: argument.kind is argument.KEYWORD_ONLY)
+    check_names(options, known, where)
+    return {key: _convert_text(known[key], value, join(where, key)) for key, value in options.items()}
+
+
+def _arguments(target: Callable[..., Any], wanted: Callable[[inspect.Parameter], bool]) -> dict[str, Any]:
+    """Arguments of a class or function with their type hints."""
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    arguments = inspect.signature(target).parameters
+    return {name: hints.get(name, Any) for name, argument in arguments.items() if wanted(argument)}
+
+
+def _convert_text(hint: Any, value: Any, where: str) -> Any:
+    try:
+        return convert(hint, value, where)
+    except UserError:
+        if not isinstance(value, str):
+            raise
+        with contextlib.suppress(UserError, yaml.YAMLError):
+            return convert(hint, yaml.safe_load(value), where)
+        raise
 
 
 def check_names(raw: Mapping[str, Any], known: Iterable[str], where: str) -> None:
@@ -67,6 +97,8 @@ _EXPECTED = {
     bool: "true or false",
     dict: "a section with keys",
     list: "a list",
+    Sequence: "a list",
+    Path: "a path",
 }
 
 
@@ -86,7 +118,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         return _convert_tuple(args, value, where)
     if origin is dict and isinstance(value, Mapping):
-        return {convert(args[0], k, where): convert(args[1], v, join(where, str(k))) for k, v in value.items()}
+        kept = {k: v for k, v in value.items() if v is not None}  # null takes a key away
+        return {convert(args[0], k, where): convert(args[1], v, join(where, str(k))) for k, v in kept.items()}
     if dataclasses.is_dataclass(hint):
         return value if isinstance(value, hint) else parse(hint, value, where)  # type: ignore[arg-type]
     if origin is Sequence and isinstance(value, str):
@@ -94,8 +127,8 @@ def convert(hint: Any, value: Any, where: str) -> Any:
     plain_type = origin or hint
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # NumPy's too
         value = int(value)
-    if plain_type is list and isinstance(value, tuple):
-        value = list(value)
+    if plain_type in (list, Sequence) and isinstance(value, list | tuple):
+        return [convert(args[0] if args else Any, v, f"{where}[{i}]") for i, v in enumerate(value)]
     if plain_type is Path and isinstance(value, str):
         return Path(value)
     if plain_type is float and isinstance(value, str):  # YAML reads 1e-3 as a text

@@ -158,7 +158,7 @@ def test_bad_input_says_what_to_do() -> None:
         assert_attends(model, x, masks, attention=at_norm, resamples=0)
     with pytest.raises(UserError, match="4 images need as many masks"):
         assert_attends(model, x, masks[:3])
-    with pytest.raises(UserError, match=r"masks in one tensor; batch them alike, for example masks.split"):
+    with pytest.raises(UserError, match=r"batch the masks too, for example masks.split"):
         assert_attends(model, [(x, y)], masks)
     with pytest.raises(UserError, match=r"model must be a torch.nn.Module, got function"):
         assert_attends(lambda x: x, x, masks)  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The loss of attention on a mask, against a loop over pixels."""
 
+import itertools
 import math
 
 import pytest
@@ -28,7 +29,7 @@ def slow(attention, mask):
     """The mean of −log share, pixel by pixel; samples without a target or without attention do not count."""
     losses = []
     for alpha, target in zip(attention.tolist(), mask.tolist(), strict=True):
-        pixels = list(zip(sum(alpha, []), sum(target, []), strict=True))
+        pixels = list(zip(itertools.chain(*alpha), itertools.chain(*target), strict=True))
         total = sum(value for value, _ in pixels)
         if total > 0 and any(on for _, on in pixels):
             losses.append(-math.log(sum(value for value, on in pixels if on) / total))

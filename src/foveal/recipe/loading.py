@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,14 @@ import yaml
 
 from foveal import registry
 from foveal.errors import RenamedWarning, UserError
-from foveal.recipe.files import merged, parse_yaml, read_mapping
+from foveal.recipe.files import REPLACED, merged, parse_yaml, read_mapping
 from foveal.recipe.grid import is_grid
 from foveal.recipe.grids import cell_names, own_grid, shipped
 from foveal.recipe.old import upgraded
 from foveal.recipe.optim import parse_optim
-from foveal.recipe.schema import VERSION, Cell, Recipe, Train, plain
-from foveal.typed import check_names, convert, parse
+from foveal.recipe.schema import VERSION, Cell, LossOptions, MeasureOptions, Recipe, Train, plain
+from foveal.typed import check_names, convert, join, parse
 
-SHORT_FORMS = {"schedule": "name", "average": "kind"}  # keys of ``optim`` whose value may be a name alone
 OWN = {"train": Train, "published": dict[str, float], "cell": Cell | None}  # sections that every task has
 
 
@@ -38,10 +37,10 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     >>> load("hattnet/table1/mref-soft", ["train.epochs=3", "data.digits=embedded"]).train.epochs
     3
     """
-    raw = upgraded(read(name), str(name))
+    raw = upgraded(read(name))
     raw.setdefault("name", str(name))
     for override in overrides:
-        _override(raw, override)
+        override_key(raw, override)
     return _parsed(raw, str(name))
 
 
@@ -80,7 +79,10 @@ def _extended(raw: dict[str, Any], folder: Path, extended: tuple[str, ...]) -> d
     below = read(folder / base if beside else base, extended)
     for key in ("name", "cell", "published"):  # of that recipe, not of this one
         below.pop(key, None)
-    return merged(upgraded(below, base), upgraded(raw, extended[-1]))
+    if below.get("version") == 1 and raw.get("version", 1) == 1:
+        return merged(below, raw)
+    below = upgraded(below)
+    return merged(below, upgraded(raw, below))
 
 
 def _parsed(raw: dict[str, Any], name: str) -> Recipe:
@@ -92,41 +94,51 @@ def _parsed(raw: dict[str, Any], name: str) -> Recipe:
     task_name = raw.get("task")
     if not isinstance(task_name, str) or not task_name:
         raise UserError(f"recipe {name}: task is missing; known: {', '.join(registry.tasks.names())}")
-    sections: Mapping[str, type] = registry.tasks.get(task_name).sections
+    usual = {"loss": LossOptions, "measure": MeasureOptions}
+    sections: Mapping[str, type] = usual | dict(registry.tasks.get(task_name).sections)
     plain_fields = {"version": int, "name": str, "title": str, "task": str, "seed": int}
     named = {"data": dict[str, Any], "model": dict[str, Any]}
+    _check_owner(raw, sections, "", task_name)
     check_names(raw, [*plain_fields, *named, "optim", *OWN, *sections], "")
-    values: dict[str, Any] = {
-        key: convert(hint, raw[key], key) for key, hint in (plain_fields | named | OWN).items() if key in raw
-    }
+    hints = plain_fields | {key: hint for key, hint in (named | OWN).items() if raw.get(key) is not None}
+    values: dict[str, Any] = {key: convert(hint, raw[key], key) for key, hint in hints.items() if key in raw}
     for key in named:
         values[key] = plain(values.get(key, {}))  # null takes an option away
         if not isinstance(values[key].get("name"), str):
             raise UserError(f"recipe {name}: {key}.name is missing")
-    values["optim"] = parse_optim(raw.get("optim") or {})
+    values["optim"] = parse_optim({} if raw.get("optim") is None else raw["optim"])
     parsed = {key: _section(kind, raw.get(key), key, task_name) for key, kind in sections.items()}
-    values |= {key: parsed.pop(key) for key in ("loss", "measure")}
+    values |= {key: parsed.pop(key) for key in usual}
     recipe = Recipe(**values | {"version": VERSION}, sections=parsed)
     recipe.title = recipe.title or recipe.model["name"]
     return recipe
 
 
 def _section(kind: type, raw: Any, key: str, task: str) -> Any:
-    """A section of the task; a key that another task has is named as such."""
+    """A section of the task; null is an empty one."""
     if isinstance(raw, Mapping):
-        for name in raw:
-            if name in getattr(kind, "__dataclass_fields__", ()):
-                continue
-            if owners := [other for other, owner in registry.tasks.items().items() if _has(owner, key, name)]:
-                raise UserError(f"{key}.{name} is for task {' and '.join(owners)}; leave it out with task {task}")
+        _check_owner(raw, getattr(kind, "__dataclass_fields__", ()), key, task)
     return parse(kind, {} if raw is None else raw, key)
 
 
-def _has(task: Any, section: str, key: str) -> bool:
-    return key in getattr(task.sections.get(section), "__dataclass_fields__", ())
+def _check_owner(raw: Mapping[str, Any], known: Collection[str], section: str, task: str) -> None:
+    """Raise for a key that this task does not have and another one has."""
+    for key in raw:
+        if key not in known:
+            owners = [name for name, other in registry.tasks.items().items() if key in _task_keys(other, section)]
+            if owners:
+                raise UserError(
+                    f"{join(section, key)} is for task {' and '.join(owners)}; leave it out with task {task}"
+                )
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
+def _task_keys(task: Any, section: str) -> Collection[str]:
+    """The sections that a task declares, or the keys of one of them."""
+    return getattr(task.sections.get(section), "__dataclass_fields__", ()) if section else task.sections
+
+
+def override_key(raw: dict[str, Any], override: str) -> None:
+    """Set one key of a mapping by ``key=value``; sections on the way to a dotted key are made."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise UserError(f"override {override!r}: expected key=value, for example train.epochs=3")
@@ -138,8 +150,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
     section = raw
     for part in path:
         inner = section.get(part)
-        if part in SHORT_FORMS and isinstance(inner, str):
-            inner = {SHORT_FORMS[part]: inner}
+        if part in REPLACED and isinstance(inner, str):  # the short form of a section with that name
+            inner = {REPLACED[part]: inner}
         section[part] = {} if inner is None else inner
         section = section[part]
         if not isinstance(section, dict):

@@ -73,6 +73,9 @@ class AttentionLoss:
     kind: Literal["channel", "gradcam"] = "channel"
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.options = plain(self.options)
+
 
 @dataclass
 class LossOptions:

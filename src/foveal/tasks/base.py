@@ -182,7 +182,8 @@ class Task(L.LightningModule):
         total, losses = self._step(batch)
         if self.recipe.train.compile:  # a CUDA graph writes its next losses to the same place
             total, losses = total.clone(), {name: loss.clone() for name, loss in losses.items()}
-        return {"loss": total, "losses": losses}
+        # Lightning divides "loss" by the number of accumulated batches; the journal has it whole.
+        return {"loss": total, "losses": {"loss": total.detach(), **losses}}
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass, in the thread of the step if the recipe says so."""

@@ -44,7 +44,7 @@ class LossGuard(L.Callback):
     ) -> None:
         """Keep the losses on their device; look at them now and then."""
         self.batch = batch_idx
-        losses = {"loss": outputs["loss"], **outputs["losses"]}
+        losses = outputs["losses"]
         if tuple(losses) != self.names:  # a loss may join after a warm-up
             self.look(trainer)
             self.names = tuple(losses)

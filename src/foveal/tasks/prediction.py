@@ -14,7 +14,7 @@ from foveal import registry
 from foveal.errors import UserError
 from foveal.recipe import Recipe, complete
 from foveal.runs import RunFolder, find_run
-from foveal.typed import check_options
+from foveal.typed import check_keywords
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = No
             )
     task = registry.tasks.get(first.recipe.task)
     known = {key: value for key, value in options.items() if value not in (None, [], ())}
-    checked = check_options(task.predict, known, f"task {first.recipe.task}")
+    checked = check_keywords(task.predict, known, f"task {first.recipe.task}")
     return task.predict(runs, [str(value) for value in inputs if value is not None], **checked)
 
 
