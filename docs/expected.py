@@ -7,7 +7,7 @@ Rows, columns and titles of a table come from its recipes (``foveal.recipe.grids
 from __future__ import annotations
 
 TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
-    "hattnet": ("hattnet/table1", "hattnet/table1-ours"),
+    "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate"),
     "aw": ("aw/cifar10", "aw/table1"),
     "icasc": (
         "icasc/confusion",
@@ -26,12 +26,15 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/table6-ours",
         "fan/table6-stripped",
         "fan/table8",
+        "fan/controls",
         "fan/ablations",
         "fan/table6-yahoo",
     ),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
+    "fan/table6",
+    "hattnet/soft-rate",
     "icasc/confusion",
     "icasc/confusion-ablation",
     "icasc/voc2012-lite",
@@ -71,13 +74,17 @@ COMPARED = {  # pairs of cells of which the second might be better
         ("pointing_game", "icasc/confusion/baseline", "icasc/confusion/sharpened"),
     ),
     "fan-documents": (
-        *_pairs("accuracy", "fan/table6", "hatt", "fan-unsup"),
-        *_pairs("accuracy", "fan/table6", "fan-unsup", "fan-sup"),
-        *_pairs("accuracy", "fan/table6", "hatt", "fan-sup"),
         *_pairs("accuracy", "fan/table8", "different-word", "semantic"),
-        *_pairs("accuracy", "fan/table6-ours", "hatt", "fan-unsup"),
-        *_pairs("accuracy", "fan/table6-ours", "fan-unsup", "fan-sup"),
-        *_pairs("accuracy", "fan/table6-stripped", "hatt", "fan-unsup"),
-        *_pairs("accuracy", "fan/table6-stripped", "fan-unsup", "fan-sup"),
+        *(
+            pair
+            for table in ("fan/table6", "fan/table6-ours", "fan/table6-stripped")
+            for first, others in (("hatt", ("fan-mean", "fan-unsup")), ("fan-mean", ("fan-unsup", "fan-sup")))
+            for pair in _pairs("accuracy", table, first, *others)
+        ),
+        *(
+            pair
+            for table in ("fan/table6", "fan/table6-ours", "fan/table6-stripped")
+            for pair in _pairs("accuracy", table, "fan-unsup", "fan-sup")
+        ),
     ),
 }

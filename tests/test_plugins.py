@@ -10,7 +10,9 @@ import pytest
 MINE = """
 from foveal.attention import Gate, register_mechanism
 from foveal.data import Entry, dataset, register_data
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.models import register
+from foveal.supervise import register_attention_loss
 
 @register_mechanism("mine")
 class Mine(Gate):
@@ -24,12 +26,26 @@ class Mine(Gate):
         return x
 
 register_data(Entry("my-data", "my own", dataset("digits").options, dataset("digits").build))
+register_metric(MetricInfo("my_metric", "My metric", unit="ms"))
+
+@register_attention_loss("my-loss")
+def my_loss(record, batch):
+    '''My loss.'''
 
 def options(num_classes: int = 10): ...
 
 @register(options)
 def my_net(num_classes=10):
     '''My own.'''
+"""
+TASK = """
+from foveal.tasks import register_task
+from foveal.tasks.classify.task import Classify
+
+@register_task("my-task")
+class MyTask(Classify):
+    '''Mine.'''
+    summary = "my own task"
 """
 
 
@@ -39,13 +55,25 @@ def foveal(folder: Path, *words: str, plugins: str = "my_module") -> subprocess.
     return subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
+def test_what_a_module_in_the_current_folder_registers_is_listed(tmp_path):
+    (tmp_path / "my_module.py").write_text(MINE)
+    (tmp_path / "my_task.py").write_text(TASK)
+    done = foveal(tmp_path, "list", plugins="my_module,my_task")
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.strip().split(None, 1) for line in done.stdout.splitlines() if len(line.split()) > 1)
+    assert rows["my_net"] == "My own."
+    assert rows["my-data"] == "my own"
+    assert rows["mine"] == "Mine."
+    assert rows["my-loss"] == "My loss."
+    assert rows["my_metric"] == "My metric, ms"
+    assert rows["my-task"] == "my own task"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (("list", "models"), "my_net"),
-        (("data", "my-data"), "my own"),
-        (("sites", "resnet18", "--mechanism", "mine"), "layer1.0.bn2"),
-    ],
+    [(("data", "my-data"), "my own"), (("sites", "resnet18", "--mechanism", "mine"), "layer1.0.bn2")],
 )
 def test_what_a_module_in_the_current_folder_registers_is_known(words, expected, tmp_path):
     (tmp_path / "my_module.py").write_text(MINE)
@@ -54,7 +82,9 @@ def test_what_a_module_in_the_current_folder_registers_is_known(words, expected,
     assert expected in done.stdout
 
 
+@pytest.mark.slow
 def test_a_module_that_is_not_there(tmp_path):
     done = foveal(tmp_path, "list", "models", plugins="nowhere")
     assert done.returncode == 2
     assert "FOVEAL_PLUGINS: nowhere cannot be imported" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,5 +1,7 @@
 """Orders of samples, and batches gathered from them."""
 
+import gc
+import multiprocessing
 import pickle
 
 import pytest
@@ -86,8 +88,13 @@ def test_gathered_here_or_by_workers(workers):
 @pytest.mark.parametrize("workers", [None, 0, 1])
 def test_a_damaged_sample_is_one_line(workers):
     batches = Batches(EpochBatches(8, 2), Collated(Squares(damaged=True)), CPU, workers=workers)
-    with pytest.raises(DataError, match=r"^sample 6 is damaged; get it again$"):
-        list(batches)
+    gc.disable()
+    try:
+        with pytest.raises(DataError, match=r"^sample 6 is damaged; get it again$"):
+            list(batches)
+        assert not multiprocessing.active_children()  # also without garbage collection
+    finally:
+        gc.enable()
 
 
 def test_what_workers_need_can_be_sent_to_them():

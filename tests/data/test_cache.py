@@ -104,6 +104,7 @@ def test_a_flipped_byte_in_a_tensor_is_noticed_and_made_again(folder):
     assert make.calls == 1
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_anywhere_changes_what_comes_back(folder):
     cached("x", KEY, Maker())
     path = only_file(folder)
@@ -176,6 +177,7 @@ assert torch.equal(found, torch.arange(10_000) * 7), found
 """
 
 
+@pytest.mark.slow
 def test_two_processes_at_once_make_it_once(tmp_path, folder):
     environment = os.environ | {"FOVEAL_CACHE": str(folder)}
     command = [sys.executable, "-c", PROCESS, str(tmp_path)]

@@ -7,6 +7,7 @@ import torch
 from small_files import build, save, write_all
 
 from foveal.data import Entry, dataset, datasets, register_data
+from foveal.data.embedded.confusion import COUNTS
 from foveal.data.embedded.reference import ReferenceOptions
 from foveal.data.embedded.scenes import COLOURS
 from foveal.data.formats.visual_genome import VisualGenomeOptions
@@ -16,6 +17,13 @@ from foveal.errors import UnknownNameError, UserError
 CPU = torch.device("cpu")
 SMALL = ReferenceOptions(digits="embedded", triples=(20, 10, 10), canvas=36, count=(2, 3), scale=(0.4, 0.6))
 SHAPES = VisualGenomeOptions(source="embedded", sizes=(10, 4, 4), image_size=32, workers=0)
+
+
+def few_confusions():
+    with pytest.MonkeyPatch.context() as patch:
+        for split in COUNTS:
+            patch.setitem(COUNTS, split, 50)
+        return build("confusion")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def sources(tmp_path_factory):
     return {
         "mref": dataset("mref").build(SMALL, None),
         "visual-genome": dataset("visual-genome").build(SHAPES, None),
-        "confusion": build("confusion"),
+        "confusion": few_confusions(),
         "imagefolder": build("imagefolder", root, folder="insects", size=16),
         "textfolder": dataset("textfolder").build(options, root),
     }

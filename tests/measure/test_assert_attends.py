@@ -50,11 +50,11 @@ def at_norm(model: nn.Module, x: Tensor, y: Tensor | None) -> Tensor:
 def test_a_model_that_attends_passes_and_is_left_as_it_was() -> None:
     model, (x, y, masks) = Looks().train(), scenes()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    found = assert_attends(model, (x, y), masks, attention=at_norm)
-    assert found.mass == pytest.approx(1)
-    assert found.samples == 40
-    assert found.random is not None
-    assert found.random < 0.6
+    actual = assert_attends(model, (x, y), masks, attention=at_norm)
+    assert actual.mass == pytest.approx(1)
+    assert actual.samples == 40
+    assert actual.random is not None
+    assert actual.random < 0.6
     assert model.training
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -62,10 +62,10 @@ def test_a_model_that_attends_passes_and_is_left_as_it_was() -> None:
 
 def test_class_attention_of_true_and_of_predicted_classes() -> None:
     model, (x, y, masks) = Looks(), scenes()
-    given = assert_attends(model, (x, y), masks, 0.5, at="norm", kind="gradcam", sanity=False)
+    inputs = assert_attends(model, (x, y), masks, 0.5, at="norm", kind="gradcam", sanity=False)
     predicted = assert_attends(model, x, masks, 0.5, at="norm", kind="gradcam", sanity=False)
-    assert given.mass == pytest.approx(predicted.mass)
-    assert given.low <= given.mass <= given.high
+    assert inputs.mass == pytest.approx(predicted.mass)
+    assert inputs.low <= inputs.mass <= inputs.high
 
 
 def test_a_model_whose_scores_are_an_attribute() -> None:
@@ -74,8 +74,8 @@ def test_a_model_whose_scores_are_an_attribute() -> None:
             return SimpleNamespace(logits=super().forward(x))
 
     x, _, masks = scenes()
-    how: dict[str, Any] = {"at": "norm", "kind": "gradcam", "sanity": False}
-    assert assert_attends(Named(), x, masks, 0.5, **how) == assert_attends(Looks(), x, masks, 0.5, **how)
+    options: dict[str, Any] = {"at": "norm", "kind": "gradcam", "sanity": False}
+    assert assert_attends(Named(), x, masks, 0.5, **options) == assert_attends(Looks(), x, masks, 0.5, **options)
 
 
 def test_the_forms_of_data_agree() -> None:
@@ -100,9 +100,9 @@ def test_masks_of_another_size_and_images_without_a_thing() -> None:
     model, (x, y, masks) = Looks(), scenes()
     large = masks.repeat_interleave(4, 1).repeat_interleave(4, 2)
     large[:5] = False
-    found = assert_attends(model, (x, y), large, attention=at_norm)
-    assert found.samples == 35
-    assert found.mass > 0.8
+    actual = assert_attends(model, (x, y), large, attention=at_norm)
+    assert actual.samples == 35
+    assert actual.mass > 0.8
 
 
 def test_attention_elsewhere_fails() -> None:

@@ -35,8 +35,8 @@ def brute_force(attention: Tensor, mask: Tensor, thresholds: list[float], normal
     return torch.tensor(precision), torch.tensor(recall)
 
 
-def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
@@ -45,8 +45,8 @@ def test_equals_brute_force(seed: int, normalise: bool, n: int, h: int, w: int) 
     attention, mask = maps(seed, n, h, w)
     attention[0] = 0
     levels = [-0.5, 0.0, 0.125, 0.25, 0.25, 0.5, 0.7, 1.0, 1.5]
-    found = attention_precision_recall(attention, mask, torch.tensor(levels), normalise=normalise)
-    assert_same(found, brute_force(attention, mask, levels, normalise))
+    actual = attention_precision_recall(attention, mask, torch.tensor(levels), normalise=normalise)
+    assert_same(actual, brute_force(attention, mask, levels, normalise))
 
 
 def test_an_int_spaces_the_thresholds_evenly() -> None:
@@ -63,8 +63,8 @@ def test_order_and_batching_change_nothing(seed: int, order: list[int], cut: int
     metric = AttentionPrecisionRecall(17)
     metric.update(attention[order][:cut], mask[order][:cut])
     metric.update(attention[order][cut:], mask[order][cut:])
-    found, expected = metric.compute(), attention_precision_recall(attention, mask, 17)
-    for one, other in zip(found, expected, strict=True):
+    actual, expected = metric.compute(), attention_precision_recall(attention, mask, 17)
+    for one, other in zip(actual, expected, strict=True):
         assert torch.equal(one.nan_to_num(-1), other.nan_to_num(-1))  # counts are integers: exact
 
 

@@ -63,8 +63,8 @@ def brute_force(scores: Tensor, labels: Tensor, interpolation: str) -> Tensor:
 @given(seed=seeds, size=sizes, levels=st.sampled_from([1, 2, 6, 1000]))
 def test_equals_brute_force(interpolation, seed: int, size: tuple[int, int], levels: int) -> None:
     scores, labels = ranked(seed, size, levels)
-    found = average_precision(scores, labels, interpolation)
-    torch.testing.assert_close(found, brute_force(scores, labels, interpolation), equal_nan=True)
+    actual = average_precision(scores, labels, interpolation)
+    torch.testing.assert_close(actual, brute_force(scores, labels, interpolation), equal_nan=True)
 
 
 @given(seeds, st.sampled_from([1, 2, 6, 1000]))
@@ -82,12 +82,12 @@ def test_large_input_equals_scikit_learn_or_bounds_it(interpolation) -> None:
     draw = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(20_000, 3, generator=draw), torch.rand(20_000, 3, generator=draw) < 0.1
     step = torch.tensor(average_precision_score(labels.numpy(), scores.numpy(), average=None)).float()
-    found = average_precision(scores, labels, interpolation)
+    actual = average_precision(scores, labels, interpolation)
     if interpolation == "step":
-        torch.testing.assert_close(found, step)
+        torch.testing.assert_close(actual, step)
     else:
-        assert (found > step).all()  # the envelope can only raise precision
-        torch.testing.assert_close(found, step, rtol=0, atol=0.1)
+        assert (actual > step).all()  # the envelope can only raise precision
+        torch.testing.assert_close(actual, step, rtol=0, atol=0.1)
 
 
 def test_eleven_points_by_hand() -> None:
@@ -129,17 +129,17 @@ def test_only_the_order_of_scores_counts(seed: int, interpolation) -> None:
 def test_weights_are_the_positives(seed: int, interpolation) -> None:
     scores, labels = ranked(seed)
     labels[0, 0] = True
-    each = brute_force(scores, labels, interpolation).tolist()
+    entry = brute_force(scores, labels, interpolation).tolist()
     counts = labels.sum(0).tolist()
-    expected = sum(a * c for a, c in zip(each, counts, strict=True) if c) / sum(counts)
+    expected = sum(a * c for a, c in zip(entry, counts, strict=True) if c) / sum(counts)
     assert weighted_average_precision(scores, labels, interpolation).item() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_constant_scores_give_the_prevalence(interpolation) -> None:
     labels = torch.tensor([True, False, False, True, False])[:, None]
-    found = average_precision(torch.zeros(5, 1), labels, interpolation)
-    torch.testing.assert_close(found, torch.tensor([0.4]))
+    actual = average_precision(torch.zeros(5, 1), labels, interpolation)
+    torch.testing.assert_close(actual, torch.tensor([0.4]))
 
 
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
@@ -152,18 +152,18 @@ def test_perfect_ranking_is_one_with_infinite_scores_too(interpolation) -> None:
 @pytest.mark.parametrize("interpolation", INTERPOLATIONS)
 def test_nothing_positive_is_nan(shape: tuple[int, int], interpolation) -> None:
     scores, labels = torch.rand(shape), torch.zeros(shape, dtype=torch.bool)
-    found = average_precision(scores, labels, interpolation)
-    assert found.shape == shape[1:]
-    assert found.isnan().all()
+    actual = average_precision(scores, labels, interpolation)
+    assert actual.shape == shape[1:]
+    assert actual.isnan().all()
     assert weighted_average_precision(scores, labels, interpolation).isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_other_precisions(dtype: torch.dtype) -> None:
     scores, labels = ranked(5, levels=8)  # eighths are exact in every dtype
-    found = average_precision(scores.to(dtype), labels)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, average_precision(scores, labels), equal_nan=True)
+    actual = average_precision(scores.to(dtype), labels)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, average_precision(scores, labels), equal_nan=True)
 
 
 def test_labels_may_be_zero_and_one() -> None:
@@ -212,13 +212,13 @@ def test_mean_leaves_out_what_does_not_count(interpolation, seed: int, size: tup
     """The mean, over attributes with a positive, of the average precision of the samples that count."""
     scores, labels = ranked(seed, size)
     valid = torch.rand(size, generator=torch.Generator().manual_seed(seed)) < 0.7
-    each = [
+    entry = [
         voc(s[v].tolist(), y[v].tolist(), interpolation) for s, y, v in zip(scores.T, labels.T, valid.T, strict=True)
     ]
-    each = [value for value in each if not math.isnan(value)]
-    expected = torch.tensor(sum(each) / len(each) if each else math.nan)
-    found = label_map(scores, labels, valid, interpolation)
-    torch.testing.assert_close(found, expected, equal_nan=True)
+    entry = [value for value in entry if not math.isnan(value)]
+    expected = torch.tensor(sum(entry) / len(entry) if entry else math.nan)
+    actual = label_map(scores, labels, valid, interpolation)
+    torch.testing.assert_close(actual, expected, equal_nan=True)
     metric = LabelMAP(interpolation)
     half = size[0] // 2
     for part in (slice(0, half), slice(half, None)):

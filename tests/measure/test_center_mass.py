@@ -19,11 +19,11 @@ def graphs(batch=6, count=5, seed=0):
 def test_the_mean_over_graphs_that_have_something_to_find(over):
     logits, target, mask = graphs()
     mask[3] = False
-    each = supervise.center_mass(logits, target, mask, over)
+    entry = supervise.center_mass(logits, target, mask, over)
     has = [i for i in range(6) if (target[i] & mask[i][:, None] & mask[i] & ~torch.eye(5, dtype=torch.bool)).any()]
     assert 1 not in has
     assert 3 not in has
-    torch.testing.assert_close(center_mass(logits, target, mask, over), each[has].mean())
+    torch.testing.assert_close(center_mass(logits, target, mask, over), entry[has].mean())
 
 
 @pytest.mark.parametrize("over", ["matrix", "row"])
@@ -50,10 +50,10 @@ def test_nothing_to_find():
 def test_word_importance_sums_to_the_number_of_words():
     mask = torch.arange(7) < torch.tensor([[7], [3], [1], [0]])
     logits = torch.randn(2, 4, 7, 7).masked_fill(~mask[:, None, :], -1e9)
-    found = word_importance(logits.softmax(-1), mask.expand(2, 4, 7))
-    assert found.shape == (2, 4, 7)
-    torch.testing.assert_close(found.sum(-1), mask.sum(-1).float().expand(2, 4))
-    assert (found[~mask.expand(2, 4, 7)] == 0).all()
+    actual = word_importance(logits.softmax(-1), mask.expand(2, 4, 7))
+    assert actual.shape == (2, 4, 7)
+    torch.testing.assert_close(actual.sum(-1), mask.sum(-1).float().expand(2, 4))
+    assert (actual[~mask.expand(2, 4, 7)] == 0).all()
 
 
 def test_word_importance_against_loops():
@@ -65,7 +65,7 @@ def test_word_importance_against_loops():
 
 
 @pytest.mark.parametrize(
-    ("weights", "mask", "said"),
+    ("weights", "mask", "message"),
     [
         (torch.ones(3, 4), None, "N, N"),
         (torch.ones(3, 3).int(), None, "floating point"),
@@ -75,6 +75,6 @@ def test_word_importance_against_loops():
         (torch.ones(2, 3, 3), torch.ones(3, dtype=torch.bool), r"bool \(2, 3\)"),
     ],
 )
-def test_weights_that_cannot_be_used(weights, mask, said):
-    with pytest.raises(UserError, match=said):
+def test_weights_that_cannot_be_used(weights, mask, message):
+    with pytest.raises(UserError, match=message):
         word_importance(weights, mask)

@@ -78,15 +78,15 @@ def test_equals_one_sample_at_a_time(name: str, seed: int) -> None:
     if name != "pointing":
         first[0] = 0
     second[1] = 0
-    each = [slow(name, a, b) for a, b in zip(first, second, strict=True)]
-    right = [v for v, c in zip(each, correct, strict=True) if c]
-    wrong = [v for v, c in zip(each, correct, strict=True) if not c]
-    found = MEASURES[name][0](first, second, correct)
-    assert isinstance(found, Split)
-    for value, expected in zip(found, (mean(each), mean(right), mean(wrong)), strict=True):
+    entry = [slow(name, a, b) for a, b in zip(first, second, strict=True)]
+    right = [v for v, c in zip(entry, correct, strict=True) if c]
+    wrong = [v for v, c in zip(entry, correct, strict=True) if not c]
+    actual = MEASURES[name][0](first, second, correct)
+    assert isinstance(actual, Split)
+    for value, expected in zip(actual, (mean(entry), mean(right), mean(wrong)), strict=True):
         assert value.item() == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
     alone = MEASURES[name][0](first, second)
-    torch.testing.assert_close(alone.all, found.all, equal_nan=True)
+    torch.testing.assert_close(alone.all, actual.all, equal_nan=True)
     assert alone.right.isnan()
     assert alone.wrong.isnan()
 
@@ -183,9 +183,9 @@ def test_half_precision_is_summed_in_float32(name: str, dtype: torch.dtype) -> N
     if name == "energy":
         second = torch.zeros(1, 400, 400, dtype=torch.bool)
         second[:, :100] = True
-    found = MEASURES[name][0](ones, second)
-    assert found.all.dtype == torch.float32
-    assert found.all.item() == pytest.approx(0.25 if name == "energy" else 1, abs=1e-4)
+    actual = MEASURES[name][0](ones, second)
+    assert actual.all.dtype == torch.float32
+    assert actual.all.item() == pytest.approx(0.25 if name == "energy" else 1, abs=1e-4)
 
 
 MASK = torch.ones(2, 4, 4, dtype=torch.bool)
@@ -223,12 +223,12 @@ def test_average_precision_of_each_class_over_batches(seed: int, interpolation: 
     metric = AveragePrecision(interpolation)
     metric.update(scores[:11], labels[:11])
     metric.update(scores[11:], labels[11:])
-    found = metric.compute()
-    torch.testing.assert_close(found, average_precision(scores, labels, interpolation), equal_nan=True)
-    assert found[3].isnan()
+    actual = metric.compute()
+    torch.testing.assert_close(actual, average_precision(scores, labels, interpolation), equal_nan=True)
+    assert actual[3].isnan()
     if interpolation == "step" and labels[:, :3].any(0).all():
         expected = average_precision_score(labels[:, :3].numpy(), scores[:, :3].numpy(), average=None)
-        assert found[:3].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+        assert actual[:3].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_small_boxes_have_the_pixel_that_holds_their_centre() -> None:
@@ -254,11 +254,11 @@ def test_average_precision_leaves_out_what_is_not_valid() -> None:
     draw = torch.Generator().manual_seed(0)
     scores, labels, valid = (torch.rand(30, 4, generator=draw) for _ in range(3))
     labels, valid = labels < 0.4, valid < 0.7
-    found = average_precision(scores, labels, valid=valid)
+    actual = average_precision(scores, labels, valid=valid)
     for k in range(4):
         kept = valid[:, k]
         torch.testing.assert_close(
-            found[k : k + 1], average_precision(scores[kept, k : k + 1], labels[kept, k : k + 1])
+            actual[k : k + 1], average_precision(scores[kept, k : k + 1], labels[kept, k : k + 1])
         )
     metric = WeightedAveragePrecision()
     metric.update(scores, labels, valid)

@@ -19,11 +19,11 @@ def test_two_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest
 
     together = worker.measure(slice(None))
     for rank in range(2):
-        found = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        actual = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         alone = worker.measure(worker.share_of(rank, 2))
-        assert found.keys() == together.keys()
+        assert actual.keys() == together.keys()
         for name, value in together.items():
             torch.testing.assert_close(
-                flat(found[name]), flat(value), equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+                flat(actual[name]), flat(value), equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
             )
             assert not torch.allclose(flat(alone[name]), flat(value), equal_nan=True), f"{name} proves nothing"

@@ -45,5 +45,5 @@ def measure(device: str) -> list[Tensor]:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_cuda_measures_what_the_cpu_does() -> None:
-    for found, expected in zip(measure("cuda"), measure("cpu"), strict=True):
-        torch.testing.assert_close(found.cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(measure("cuda"), measure("cpu"), strict=True):
+        torch.testing.assert_close(actual.cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)

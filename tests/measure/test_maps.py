@@ -71,17 +71,17 @@ def test_records_mappings_and_tensors_agree() -> None:
 
 
 def test_uniform_gates_stay_uniform() -> None:
-    found = attention_map([torch.full((3, 4, 4), 0.5), torch.full((3, 2, 2), 0.25)], (10, 11))
-    torch.testing.assert_close(found, torch.full((3, 10, 11), 0.125))
+    actual = attention_map([torch.full((3, 4, 4), 0.5), torch.full((3, 2, 2), 0.25)], (10, 11))
+    torch.testing.assert_close(actual, torch.full((3, 10, 11), 0.125))
 
 
 def test_what_a_network_looked_at() -> None:
     model = foveal.create_model("hattnet").eval()
     with foveal.watch(model) as seen:
         model(torch.rand(2, 3, 100, 100), torch.tensor([3, 8]))
-    found = attention_map(seen, (100, 100))
-    assert found.shape == (2, 100, 100)
-    assert (found >= 0).all()
+    actual = attention_map(seen, (100, 100))
+    assert actual.shape == (2, 100, 100)
+    assert (actual >= 0).all()
     expected = attention_map([seen[f"gates.{i}"].values for i in range(4)], (100, 100))
     assert torch.equal(attention_map(seen, (100, 100), placed=False), expected)
 
@@ -97,9 +97,9 @@ def test_gradients_reach_every_gate() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_the_map_is_float32(dtype: torch.dtype) -> None:
     # 0.5 ** 30 is zero in float16
-    found = attention_map([torch.full((1, 2, 2), 0.5, dtype=dtype)] * 30, (3, 3))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.full((1, 3, 3), 0.5**30), rtol=1e-5, atol=0)
+    actual = attention_map([torch.full((1, 2, 2), 0.5, dtype=dtype)] * 30, (3, 3))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, torch.full((1, 3, 3), 0.5**30), rtol=1e-5, atol=0)
 
 
 def test_no_samples() -> None:

@@ -43,8 +43,8 @@ def test_order_and_batching_change_nothing(pairs: list[tuple[bool, float]], cut:
     metric = ScaleAccuracy()
     metric.update(*tensors(shuffled[:cut]))
     metric.update(*tensors(shuffled[cut:]))
-    for found, expected in zip(metric.compute(), scale_accuracy(*tensors(pairs)), strict=True):
-        torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+    for actual, expected in zip(metric.compute(), scale_accuracy(*tensors(pairs)), strict=True):
+        torch.testing.assert_close(actual, expected, equal_nan=True, rtol=0, atol=0)
 
 
 def test_every_edge_has_one_bin() -> None:

@@ -47,6 +47,38 @@ def test_only_the_supervised_network_asks_for_supervision():
     assert [foveal.create_model(name).supervised for name in NAMES] == [False, False, True]
 
 
+def test_zero_logits_make_the_branch_a_mean_of_words():
+    torch.manual_seed(0)
+    model = foveal.create_model("fan_hatt_unsup", **SMALL, focus_logits="zero").double()
+    words = documents()
+    reading = model.read(words)
+    mask = reading.mask
+    vectors, _ = model._sentences(words.flatten(0, 1)[reading.place], mask)
+    states = model.words(model.embedding(words.flatten(0, 1)[reading.place]), mask)
+    means = torch.stack([state[real].mean(0) for state, real in zip(states, mask, strict=True)])
+    torch.testing.assert_close(vectors[:, 6:], means)
+    both = mask[:, :, None] & mask[:, None, :]
+    assert (reading.pairs[both] == 0).all()
+    assert (reading.pairs[~both] == -torch.inf).all()
+
+
+def test_zero_logits_stay_and_leave_the_other_weights_as_they_start():
+    learnt, zero = [], []
+    for found, how in ((learnt, "learnt"), (zero, "zero")):
+        torch.manual_seed(0)
+        model = foveal.create_model("fan_hatt_unsup", **SMALL, focus_logits=how)
+        found.append(model.state_dict())
+    differ = {name for name, value in zero[0].items() if not torch.equal(value, learnt[0][name])}
+    assert differ == {"focus.key.weight", "focus.query.weight"}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == differ
+    optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(documents()).logsumexp(1).sum().backward()
+    optimiser.step()
+    reading = model.read(documents())
+    assert (reading.pairs[reading.pairs.isfinite()] == 0).all()
+
+
 # The LSTM ------------------------------------------------------------------
 
 
@@ -253,11 +285,18 @@ def test_attention_to_nothing_is_nothing():
         ({"dropout": 2.0}, "dropout"),
         ({"heads": 4}, "heads that divide"),
         ({"pool": "max"}, "expected one of mean, sum"),
+        ({"focus_logits": "mean"}, "expected one of learnt, zero"),
+        ({"focus_logits": "zero"}, "use the model fan_hatt_unsup"),
     ],
 )
 def test_options_that_cannot_be_used(options, said):
     with pytest.raises(UserError, match=said):
         foveal.create_model("fan_hatt_sup", **SMALL | options)
+
+
+def test_zero_logits_of_no_attention():
+    with pytest.raises(UserError, match="use the model fan_hatt_unsup"):
+        foveal.create_model("hatt", **SMALL, focus_logits="zero")
 
 
 def test_words_that_cannot_be_used():

@@ -77,7 +77,7 @@ def test_names_of_today_give_no_hint():
 
 @pytest.mark.parametrize("name", ["hattnet/table1/mref-sotf", "hattnet/mref-sotf"])
 def test_an_unknown_recipe(name):
-    with pytest.raises(UnknownNameError, match="did you mean.*'hattnet/table1/mref-soft'"):
+    with pytest.raises(UnknownNameError, match=r"did you mean.*'hattnet/table1/mref-soft'"):
         load(name)
 
 

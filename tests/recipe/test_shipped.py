@@ -22,11 +22,13 @@ TABLES = {  # rows and columns
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
     "fan/ablations": (8, 1),
-    "fan/table6": (3, 1),
-    "fan/table6-ours": (3, 1),
-    "fan/table6-stripped": (3, 1),
+    "fan/controls": (2, 1),
+    "fan/table6": (4, 1),
+    "fan/table6-ours": (4, 1),
+    "fan/table6-stripped": (4, 1),
     "fan/table6-yahoo": (3, 2),
     "fan/table8": (4, 1),
+    "hattnet/soft-rate": (2, 2),
     "hattnet/table1": (5, 3),
     "hattnet/table1-ours": (5, 3),
     "hattnet/table2": (3, 2),
@@ -134,8 +136,10 @@ def test_former_names():
 
 
 def test_every_cell_of_a_table_had_one_former_name():
-    cells = [name for name in available() if name != "demo/classify"]
-    assert sorted(former_names().values()) == sorted(cells)
+    new = ("fan/controls/", "hattnet/soft-rate/")  # tables that came later
+    cells = {name for name in available() if name != "demo/classify" and not name.startswith(new)}
+    assert cells - set(former_names().values()) == set()
+    assert len(set(former_names().values())) == len(former_names())
     assert not set(former_names()) & set(available())
 
 

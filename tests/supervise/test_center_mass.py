@@ -64,16 +64,16 @@ def test_the_loss_is_that_of_the_equations(over, masked, shape, r):
     logits, target, mask = graphs()
     mask = mask if masked else None
     expected = slow_batch(logits, target, mask, over, shape, r)
-    found = center_mass_loss(logits, target, mask, over, shape, r)
-    assert found.item() == pytest.approx(expected, rel=1e-9)
+    actual = center_mass_loss(logits, target, mask, over, shape, r)
+    assert actual.item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("over", ["matrix", "row"])
 def test_center_mass_of_each_graph(over):
     logits, target, mask = graphs(seed=1)
-    found = center_mass(logits, target, mask, over)
-    assert found.shape == (4,)
-    for i, value in enumerate(found.tolist()):
+    actual = center_mass(logits, target, mask, over)
+    assert actual.shape == (4,)
+    for i, value in enumerate(actual.tolist()):
         mass = slow_mass(logits[i], target[i], mask[i], over)
         mass = sum(mass) / len(mass) if over == "row" else mass
         assert value == pytest.approx(mass, rel=1e-9)
@@ -108,8 +108,8 @@ def test_constant_logits_give_the_share_of_labelled_pairs():
     _, target, _ = graphs(batch=5, count=7)
     target = target & ~torch.eye(7, dtype=torch.bool)
     for constant in (-40.0, 0.0, 1000.0):
-        found = center_mass(torch.full((5, 7, 7), constant), target)
-        torch.testing.assert_close(found, target.sum((1, 2)) / 49)
+        actual = center_mass(torch.full((5, 7, 7), constant), target)
+        torch.testing.assert_close(actual, target.sum((1, 2)) / 49)
 
 
 def test_the_softmaxes_sum_to_one():
@@ -140,9 +140,9 @@ def test_minus_infinity_is_padding_too():
     logits, target, mask = graphs()
     both = mask[:, :, None] & mask[:, None, :]
     hidden = logits.masked_fill(~both, -torch.inf).requires_grad_()
-    found = center_mass_loss(hidden, target)
-    torch.testing.assert_close(found, center_mass_loss(logits, target, mask))
-    found.backward()
+    actual = center_mass_loss(hidden, target)
+    torch.testing.assert_close(actual, center_mass_loss(logits, target, mask))
+    actual.backward()
     assert hidden.grad.isfinite().all()
 
 
@@ -152,9 +152,9 @@ def test_the_order_of_entities_does_not_matter(count, seed, over):
     logits, target, mask = graphs(2, count, seed)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     moved = center_mass(logits[:, order][..., order], target[:, order][..., order], mask[:, order], over)
-    found = center_mass(logits, target, mask, over)
-    torch.testing.assert_close(moved, found)
-    assert ((found >= 0) & (found <= 1)).all()
+    actual = center_mass(logits, target, mask, over)
+    torch.testing.assert_close(moved, actual)
+    assert ((actual >= 0) & (actual <= 1)).all()
 
 
 @pytest.mark.parametrize("over", ["matrix", "row"])
@@ -199,14 +199,14 @@ def test_any_batch_shape_and_targets_that_broadcast():
     logits = torch.randn(2, 3, 4, 5, 5, generator=g)
     target = torch.rand(2, 1, 4, 5, 5, generator=g) < 0.4
     mask = torch.rand(4, 5, generator=g) < 0.9
-    found = center_mass(logits, target, mask)
-    assert found.shape == (2, 3, 4)
+    actual = center_mass(logits, target, mask)
+    assert actual.shape == (2, 3, 4)
     whole = center_mass(
         logits.reshape(24, 5, 5),
         target.expand(2, 3, 4, 5, 5).reshape(24, 5, 5),
         mask.expand(2, 3, 4, 5).reshape(24, 5),
     )
-    torch.testing.assert_close(found.flatten(), whole)
+    torch.testing.assert_close(actual.flatten(), whole)
     assert center_mass(logits[0, 0, 0], target[0, 0, 0]).shape == ()
 
 
@@ -268,10 +268,10 @@ def test_extreme_logits_stay_finite(shape, r, sign):
 def test_half_precision_is_widened(dtype):
     logits, target, mask = graphs(count=30, dtype=torch.float32)
     narrow = logits.to(dtype).requires_grad_()
-    found = center_mass_loss(narrow, target, mask)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, center_mass_loss(narrow.detach().float(), target, mask))
-    found.backward()
+    actual = center_mass_loss(narrow, target, mask)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, center_mass_loss(narrow.detach().float(), target, mask))
+    actual.backward()
     assert narrow.grad.dtype == dtype
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = center_mass_loss(logits, target, mask)
@@ -299,20 +299,20 @@ def test_compiled():
     logits, target, mask = graphs(dtype=torch.float32)
     compiled = torch.compile(center_mass_loss, fullgraph=True, backend="aot_eager")
     logits.requires_grad_()
-    found, plain = compiled(logits, target, mask), center_mass_loss(logits, target, mask)
-    torch.testing.assert_close(found, plain)
-    torch.testing.assert_close(torch.autograd.grad(found, logits), torch.autograd.grad(plain, logits))
+    actual, plain = compiled(logits, target, mask), center_mass_loss(logits, target, mask)
+    torch.testing.assert_close(actual, plain)
+    torch.testing.assert_close(torch.autograd.grad(actual, logits), torch.autograd.grad(plain, logits))
     q, k = (torch.randn(4, 6, 3, requires_grad=True) for _ in range(2))
-    found, plain = compiled((q, k), target, mask), center_mass_loss((q, k), target, mask)
-    torch.testing.assert_close(found, plain)
-    torch.testing.assert_close(torch.autograd.grad(found, (q, k)), torch.autograd.grad(plain, (q, k)))
+    actual, plain = compiled((q, k), target, mask), center_mass_loss((q, k), target, mask)
+    torch.testing.assert_close(actual, plain)
+    torch.testing.assert_close(torch.autograd.grad(actual, (q, k)), torch.autograd.grad(plain, (q, k)))
 
 
 SQUARE, PAIRS = torch.zeros(2, 5, 5), torch.zeros(2, 5, 5, dtype=torch.bool)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "hint"),
     [
         ((torch.zeros(5), PAIRS), r"logits must be \(..., N, N\), .* got \(5,\)"),
         ((torch.zeros(2, 5, 4), PAIRS), r"logits must be \(..., N, N\)"),
@@ -337,13 +337,13 @@ SQUARE, PAIRS = torch.zeros(2, 5, 5), torch.zeros(2, 5, 5, dtype=torch.bool)
         (((SQUARE[..., :0], SQUARE[..., :0]), PAIRS), "of one shape"),
     ],
 )
-def test_what_cannot_be_used(arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_used(arguments, hint):
+    with pytest.raises(UserError, match=hint):
         center_mass_loss(*arguments)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "hint"),
     [
         ({"related": "diferent"}, "did you mean 'different'"),
         ({"related": [[True]]}, "related must be a tensor, got list"),
@@ -353,8 +353,8 @@ def test_what_cannot_be_used(arguments, said):
         ({"related": "same", "scale": 2.0}, "scaled already"),
     ],
 )
-def test_labels_that_cannot_be_used(options, said):
-    with pytest.raises(UserError, match=said):
+def test_labels_that_cannot_be_used(options, hint):
+    with pytest.raises(UserError, match=hint):
         center_mass_loss(SQUARE, torch.zeros(2, 5, dtype=torch.int64), **options)
     with pytest.raises(UserError, match="integer label"):
         center_mass_loss(SQUARE, torch.zeros(2, 5), related="same")
@@ -414,8 +414,8 @@ def test_the_masks_of_a_record_and_of_a_call_are_combined():
     q, k = (torch.randn(2, 6, 4, generator=g) for _ in range(2))
     _, target, mask = graphs(batch=2)
     other = torch.tensor([[True] * 5 + [False]] * 2)
-    found = center_mass(pairwise_record(DotProduct(q, k, mask)), target, other)
-    torch.testing.assert_close(found, center_mass((q, k), target, mask & other))
+    actual = center_mass(pairwise_record(DotProduct(q, k, mask)), target, other)
+    torch.testing.assert_close(actual, center_mass((q, k), target, mask & other))
 
 
 @pytest.mark.parametrize("heads", [(), (3,)])

@@ -42,8 +42,8 @@ def slow_separability(target: Tensor, confuser: Tensor, sigma: float = 0.55, ome
 @given(seeds, st.floats(0.2, 0.8), st.sampled_from([5.0, 30.0, 100.0]))
 def test_separability_equals_the_equation(seed: int, sigma: float, omega: float) -> None:
     target, confuser = maps(seed)
-    found = separability(target, confuser, sigma=sigma, omega=omega)
-    assert found.item() == pytest.approx(slow_separability(target, confuser, sigma, omega), rel=1e-9)
+    actual = separability(target, confuser, sigma=sigma, omega=omega)
+    assert actual.item() == pytest.approx(slow_separability(target, confuser, sigma, omega), rel=1e-9)
 
 
 @given(seeds, st.floats(0.2, 0.8))
@@ -102,16 +102,16 @@ def test_degenerate_maps_are_skipped(seed: int, which: int) -> None:
         bad[which] = value
         bad.requires_grad_()
         for loss in (separability, consistency):
-            found = loss(bad, confuser)
-            torch.testing.assert_close(found, loss(target[rest], confuser[rest]))
-            (gradient,) = torch.autograd.grad(found, bad)
+            actual = loss(bad, confuser)
+            torch.testing.assert_close(actual, loss(target[rest], confuser[rest]))
+            (gradient,) = torch.autograd.grad(actual, bad)
             assert gradient.isfinite().all()
             assert not gradient[which].any()
     everything = torch.zeros_like(target, requires_grad=True)
     for loss in (separability, consistency):
-        found = loss(everything, confuser)
-        assert found == 0
-        found.backward()
+        actual = loss(everything, confuser)
+        assert actual == 0
+        actual.backward()
         assert not everything.grad.any()
     assert separability(target, torch.zeros_like(target)) == 0  # a class that attends to nothing confuses nobody
 
@@ -144,8 +144,8 @@ def test_gradients_are_those_of_finite_differences(options: dict) -> None:
 def test_a_normalised_loss_cannot_fall_by_scaling_a_map() -> None:
     target, confuser = (t.requires_grad_() for t in maps(5))
     separability(target, confuser, normalise=True).backward()
-    for each in (target, confuser):
-        torch.testing.assert_close((each * each.grad).sum((1, 2)), torch.zeros(5, dtype=torch.float64))
+    for entry in (target, confuser):
+        torch.testing.assert_close((entry * entry.grad).sum((1, 2)), torch.zeros(5, dtype=torch.float64))
     plain = confuser.grad = None
     plain = confuser.detach().requires_grad_()
     separability(target, plain).backward()
@@ -170,8 +170,8 @@ def slow_confuser(logits: Tensor, target: Tensor) -> list[int]:
 def test_confuser_is_the_best_of_the_others(seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     logits, target = torch.randn(6, 5, generator=draw), torch.randint(0, 5, (6,), generator=draw)
-    found, has = confusing_class(logits, target)
-    assert found.tolist() == slow_confuser(logits, target)
+    actual, has = confusing_class(logits, target)
+    assert actual.tolist() == slow_confuser(logits, target)
     assert has.all()
 
 
@@ -181,8 +181,8 @@ def test_confuser_is_never_true_also_on_ties(seed: int, value: float) -> None:
     target = torch.randint(0, 4, (8,), generator=draw)
     assert (confusing_class(torch.full((8, 4), value), target)[0] != target).all()
     labels = torch.rand(8, 4, generator=draw) < 0.5
-    found, has = confusing_class(torch.full((8, 4), value), labels)
-    assert not labels[has].gather(1, found[has, None]).any()
+    actual, has = confusing_class(torch.full((8, 4), value), labels)
+    assert not labels[has].gather(1, actual[has, None]).any()
     assert has.tolist() == (~labels.all(1)).tolist()
 
 
@@ -190,16 +190,16 @@ def test_unknown_labels_are_neither_true_nor_confusing() -> None:
     logits = torch.tensor([[9.0, 5.0, 1.0]]).repeat(2, 1)
     labels = torch.tensor([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]])
     valid = torch.tensor([[False, True, True], [False, True, False]])
-    found, has = confusing_class(logits, labels, valid)
-    assert found[0] == 2
+    actual, has = confusing_class(logits, labels, valid)
+    assert actual[0] == 2
     assert has.tolist() == [True, False]
     assert confusing_class(logits, torch.tensor([-100, 0]))[1].tolist() == [False, True]
 
 
 def test_half_precision_maps_are_summed_in_float32() -> None:
     target, confuser = (t.float().half() * 1000 for t in maps(7, h=40, w=40))
-    found = separability(target.float(), confuser.float())
-    torch.testing.assert_close(separability(target, confuser), found)
+    actual = separability(target.float(), confuser.float())
+    torch.testing.assert_close(separability(target, confuser), actual)
     torch.testing.assert_close(consistency(target, confuser), consistency(target.float(), confuser.float()))
 
 

@@ -185,13 +185,13 @@ def test_every_option_changes_some_loss(options: dict) -> None:
 @pytest.mark.parametrize("options", [{"mask_gradient": True}, {"order": 2}])
 def test_options_that_change_gradients_only(options: dict) -> None:
     model, (x, y) = net(), batch()
-    found = []
+    actual = []
     for o in ({}, options):
         sharpen = Sharpen(model, LAYERS, omega=10.0, **o)
         total = sharpen.total(sharpen(x, y)[1])
-        found.append((total.detach(), torch.autograd.grad(total, model.inner[0].weight)[0]))
-    torch.testing.assert_close(found[0][0], found[1][0])
-    assert not torch.allclose(found[0][1], found[1][1], rtol=1e-3)
+        actual.append((total.detach(), torch.autograd.grad(total, model.inner[0].weight)[0]))
+    torch.testing.assert_close(actual[0][0], actual[1][0])
+    assert not torch.allclose(actual[0][1], actual[1][1], rtol=1e-3)
 
 
 def one_by_one(model: Net, x: Tensor, labels: Tensor, logits: Tensor) -> dict[str, float]:
@@ -203,13 +203,13 @@ def one_by_one(model: Net, x: Tensor, labels: Tensor, logits: Tensor) -> dict[st
         if not true:
             continue
         confuser = max(others, key=lambda c, i=i: logits[i, c].item())
-        each: dict[str, list[float]] = {name: [] for name in sums}
+        entry: dict[str, list[float]] = {name: [] for name in sums}
         for c in true:
             t, f = (foveal.cam(model, x[i : i + 1], k, LAYERS) for k in (c, confuser))
             for layer in LAYERS:
-                each[f"separability_{layer}"].append(separability(t[layer], f[layer]).item())
-            each["consistency_inner"].append(consistency(t["inner"], t["last"]).item())
-        for name, values in each.items():
+                entry[f"separability_{layer}"].append(separability(t[layer], f[layer]).item())
+            entry["consistency_inner"].append(consistency(t["inner"], t["last"]).item())
+        for name, values in entry.items():
             sums[name].append(sum(values) / len(values))
     return {name: sum(values) / len(values) for name, values in sums.items()}
 
@@ -330,29 +330,29 @@ def test_training_on_separability_alone_separates() -> None:
     options = {"weights": {"consistency_inner": 0}, "kind": "gradcam"}
     sharpen = Sharpen(model, LAYERS, **options)
     optimiser = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
-    found = []
+    actual = []
     for _ in range(40):
         optimiser.zero_grad()
         losses = sharpen(x, y)[1]
         sharpen.total(losses).backward()
         optimiser.step()
-        found.append({name: loss.item() for name, loss in losses.items()})
-    for name in found[0]:
-        assert found[-1][name] < 0.5 * found[0][name]
+        actual.append({name: loss.item() for name, loss in losses.items()})
+    for name in actual[0]:
+        assert actual[-1][name] < 0.5 * actual[0][name]
 
 
 def test_training_on_consistency_alone_gathers() -> None:
     model, (x, y) = net(2), batch(8)
     sharpen = Sharpen(model, LAYERS, weights={"separability_inner": 0, "separability_last": 0}, order=2)
     optimiser = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
-    found = []
+    actual = []
     for _ in range(30):
         optimiser.zero_grad()
         loss = sharpen(x, y)[1]["consistency_inner"]
         loss.backward()
         optimiser.step()
-        found.append(loss.item())
-    assert found[-1] < found[0] - 0.1
+        actual.append(loss.item())
+    assert actual[-1] < actual[0] - 0.1
 
 
 @pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
@@ -391,7 +391,7 @@ def test_together_with_center_mass() -> None:
 
 
 def test_autocast_and_compile() -> None:
-    (x, y), found = batch(), {}
+    (x, y), actual = batch(), {}
     for name in ("plain", "autocast", "compiled"):
         torch.compiler.reset()
         model = net()
@@ -400,25 +400,25 @@ def test_autocast_and_compile() -> None:
             logits, losses = sharpen(x, y)
             loss = F.cross_entropy(logits, y) + sharpen.total(losses)
         loss.backward()
-        found[name] = ({k: v.detach() for k, v in losses.items()}, model.inner[0].weight.grad)
-    torch.testing.assert_close(found["compiled"], found["plain"])
-    for name, loss in found["autocast"][0].items():
+        actual[name] = ({k: v.detach() for k, v in losses.items()}, model.inner[0].weight.grad)
+    torch.testing.assert_close(actual["compiled"], actual["plain"])
+    for name, loss in actual["autocast"][0].items():
         assert loss.dtype == torch.float32
-        assert abs(loss - found["plain"][0][name]) < 0.1
-    assert found["autocast"][1].isfinite().all()
+        assert abs(loss - actual["plain"][0][name]) < 0.1
+    assert actual["autocast"][1].isfinite().all()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("order", [1, 2])
 def test_cuda_computes_what_the_cpu_does(order: int) -> None:
-    (x, y), found = batch(), []
+    (x, y), actual = batch(), []
     for device in ("cpu", "cuda"):
         model = net().to(device)
         sharpen = Sharpen(model, LAYERS, order=order)
         losses = sharpen(x.to(device), y.to(device))[1]
         sharpen.total(losses).backward()
-        found.append([*losses.values(), model.inner[0].weight.grad])
-    for a, b in zip(*found, strict=True):
+        actual.append([*losses.values(), model.inner[0].weight.grad])
+    for a, b in zip(*actual, strict=True):
         torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-2, atol=1e-4)
 
 
@@ -490,12 +490,12 @@ def test_compiled_arithmetic_is_the_same():
     torch.manual_seed(0)
     model, (x, _) = net(), batch()
     y = torch.tensor([0, 1, 2, -1])
-    found = []
+    actual = []
     for compile in (False, True):
         sharpen = Sharpen(model, LAYERS, compile=compile)
         _, losses = sharpen(x, y)
-        found.append((losses, torch.autograd.grad(sharpen.total(losses), list(model.parameters()), allow_unused=True)))
-    torch.testing.assert_close(*found)
+        actual.append((losses, torch.autograd.grad(sharpen.total(losses), list(model.parameters()), allow_unused=True)))
+    torch.testing.assert_close(*actual)
 
 
 def test_each_has_a_compiled_form_of_its_own(monkeypatch):
@@ -538,7 +538,7 @@ def test_warmup_and_no_grad_in_a_step_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "valid", "said"),
+    ("target", "valid", "hint"),
     [
         ([0, 1, 2, 3], None, "target must be a tensor"),
         (torch.tensor([0, 1, 2, 99]), None, "number of classes, got 99"),
@@ -549,10 +549,10 @@ def test_warmup_and_no_grad_in_a_step_of_ones_own() -> None:
         (None, torch.ones(4, dtype=torch.bool), "valid must be bool"),
     ],
 )
-def test_targets_that_make_no_sense(target, valid, said) -> None:
+def test_targets_that_make_no_sense(target, valid, hint) -> None:
     x, y = batch()
     target = y if target is None else target
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=hint):
         Sharpen(net(), LAYERS)(x, target, valid)
 
 
@@ -561,8 +561,8 @@ def test_labels_that_are_not_known_may_be_anything() -> None:
     valid = torch.ones(4, 5, dtype=torch.bool)
     valid[:, 4] = False
     _, expected = Sharpen(net(), LAYERS)(x, target, valid)
-    _, found = Sharpen(net(), LAYERS)(x, target.masked_fill(~valid, -1), valid)
-    torch.testing.assert_close(found, expected)
+    _, actual = Sharpen(net(), LAYERS)(x, target.masked_fill(~valid, -1), valid)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_weights_are_numbers_and_zero_asks_for_nothing() -> None:
@@ -592,7 +592,7 @@ def forms(output: Tensor) -> list[str]:
     while nodes:
         node = nodes.pop()
         names += [node.name()] * ("onv" in node.name() or "Norm" in node.name())
-        nodes += [each for each, _ in node.next_functions if each is not None]
+        nodes += [entry for entry, _ in node.next_functions if entry is not None]
     return names
 
 

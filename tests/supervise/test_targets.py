@@ -14,36 +14,46 @@ MEANT = [{"noun"}, {"verb", "noun"}, {"noun", "adjective"}, {"adverb", "verb"}, 
 
 def slow_words(tags, words, kind):
     count = len(tags)
-    found = torch.zeros(count, count, dtype=torch.bool)
+    actual = torch.zeros(count, count, dtype=torch.bool)
     for m in range(count):
         for n in range(count):
             if m == n or tags[m] == 0 or tags[n] == 0:
                 continue
-            if kind == "semantic":
-                found[m, n] = {NAMES.get(int(tags[m])), NAMES.get(int(tags[n]))} in MEANT
+            if kind.startswith("semantic"):
+                both = {NAMES.get(int(tags[m])), NAMES.get(int(tags[n]))}
+                actual[m, n] = both in MEANT and (kind == "semantic" or both != {"noun"})
             elif kind == "same_category":
-                found[m, n] = tags[m] == tags[n]
+                actual[m, n] = tags[m] == tags[n]
             elif kind == "different_category":
-                found[m, n] = tags[m] != tags[n]
+                actual[m, n] = tags[m] != tags[n]
             else:
-                found[m, n] = words[m] != words[n]
-    return found
+                actual[m, n] = words[m] != words[n]
+    return actual
 
 
-@pytest.mark.parametrize("kind", ["semantic", "same_category", "different_category", "different_word"])
+@pytest.mark.parametrize(
+    "kind", ["semantic", "semantic_mixed", "same_category", "different_category", "different_word"]
+)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 def test_word_pairs(kind, dtype):
     g = torch.Generator().manual_seed(0)
     tags = torch.randint(0, 13, (2, 5, 9), generator=g).to(dtype)
     words = torch.randint(0, 4, (2, 5, 9), generator=g)
-    found = word_pairs(tags, words, kind)
-    assert found.shape == (2, 5, 9, 9)
-    assert found.dtype == torch.bool
-    assert found.any()
+    actual = word_pairs(tags, words, kind)
+    assert actual.shape == (2, 5, 9, 9)
+    assert actual.dtype == torch.bool
+    assert actual.any()
     for b in range(2):
         for s in range(5):
-            assert torch.equal(found[b, s], slow_words(tags[b, s], words[b, s], kind))
-    assert torch.equal(found, found.mT)
+            assert torch.equal(actual[b, s], slow_words(tags[b, s], words[b, s], kind))
+    assert torch.equal(actual, actual.mT)
+
+
+def test_mixed_pairs_are_the_semantic_ones_of_different_categories():
+    tags = torch.arange(13)[torch.randint(0, 13, (60,), generator=torch.Generator().manual_seed(0))]
+    every, mixed, different = (word_pairs(tags, kind=k) for k in ("semantic", "semantic_mixed", "different_category"))
+    assert torch.equal(mixed, every & different)
+    assert mixed.sum() < every.sum()
 
 
 def test_word_pairs_of_nothing():
@@ -54,7 +64,7 @@ def test_word_pairs_of_nothing():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ((torch.zeros(3),), "tags must be integers"),
         (([1, 2],), "tags must be a tensor of integers"),
@@ -64,8 +74,8 @@ def test_word_pairs_of_nothing():
         ((torch.ones(3, dtype=torch.int64), torch.ones(4, dtype=torch.int64), "different_word"), "one shape"),
     ],
 )
-def test_words_that_cannot_be_used(arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_words_that_cannot_be_used(arguments, message):
+    with pytest.raises(UserError, match=message):
         word_pairs(*arguments)
 
 
@@ -91,12 +101,12 @@ def slow_iou(a, b):
 
 
 def slow_assign(proposals, boxes, present, iou):
-    found = []
+    actual = []
     for proposal in proposals:
         overlaps = [slow_iou(proposal, box) if there else -1.0 for box, there in zip(boxes, present, strict=True)]
         best = max(overlaps, default=0.0)
-        found.append(overlaps.index(best) if best > iou else -1)
-    return found
+        actual.append(overlaps.index(best) if best > iou else -1)
+    return actual
 
 
 @pytest.mark.parametrize("iou", [0.5, 0.3])
@@ -105,18 +115,18 @@ def test_object_pairs(kind, iou):
     boxes = boxes_like((3, 5), 0)
     labels = torch.tensor([[0, 1, 1, 2, 0], [4, 4, 4, -1, -1], [-1] * 5])
     proposals = near(boxes, 12, 1)
-    found = object_pairs(proposals, boxes, labels, kind, iou)
-    assert found.shape == (3, 12, 12)
-    assert found[0].any()
-    assert not found[2].any()
+    actual = object_pairs(proposals, boxes, labels, kind, iou)
+    assert actual.shape == (3, 12, 12)
+    assert actual[0].any()
+    assert not actual[2].any()
     for b in range(3):
         shows = slow_assign(proposals[b], boxes[b], labels[b] >= 0, iou)
         for m in range(12):
             for n in range(12):
                 pair = shows[m] >= 0 and shows[n] >= 0 and shows[m] != shows[n]
                 pair = pair and (kind == "instance" or bool(labels[b, shows[m]] != labels[b, shows[n]]))
-                assert bool(found[b, m, n]) == pair
-        assert torch.equal(found[b], object_pairs(proposals[b], boxes[b], labels[b], kind, iou))
+                assert bool(actual[b, m, n]) == pair
+        assert torch.equal(actual[b], object_pairs(proposals[b], boxes[b], labels[b], kind, iou))
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -124,16 +134,16 @@ def test_relation_pairs(symmetric):
     boxes = boxes_like((2, 5), 3)
     proposals = near(boxes, 12, 4)
     relations = torch.tensor([[[0, 1], [1, 3], [1, 3]], [[4, 2], [-1, -1], [-1, -1]]])
-    found = relation_pairs(proposals, boxes, relations, symmetric=symmetric)
-    assert found.any()
+    actual = relation_pairs(proposals, boxes, relations, symmetric=symmetric)
+    assert actual.any()
     for b in range(2):
         shows = slow_assign(proposals[b], boxes[b], [True] * 5, 0.5)
         related = {tuple(pair) for pair in relations[b].tolist() if min(pair) >= 0}
         related |= {(o, s) for s, o in related} if symmetric else set()
         for m in range(12):
             for n in range(12):
-                assert bool(found[b, m, n]) == (m != n and (shows[m], shows[n]) in related)
-        assert torch.equal(found[b], relation_pairs(proposals[b], boxes[b], relations[b], symmetric=symmetric))
+                assert bool(actual[b, m, n]) == (m != n and (shows[m], shows[n]) in related)
+        assert torch.equal(actual[b], relation_pairs(proposals[b], boxes[b], relations[b], symmetric=symmetric))
 
 
 def test_pictures_without_objects():
@@ -164,7 +174,7 @@ def test_targets_have_no_gradient():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda p, b: object_pairs(p[:, :3], b, torch.zeros(3, dtype=torch.int64)), r"proposals must be \(..., N, 4\)"),
         (lambda p, b: object_pairs(p, b[None], torch.zeros(1, 3, dtype=torch.int64)), "the same images"),
@@ -174,6 +184,6 @@ def test_targets_have_no_gradient():
         (lambda p, b: relation_pairs(p, b, torch.zeros(2, 2)), "relations must be integers"),
     ],
 )
-def test_boxes_that_cannot_be_used(call, said):
-    with pytest.raises(UserError, match=said):
+def test_boxes_that_cannot_be_used(call, message):
+    with pytest.raises(UserError, match=message):
         call(boxes_like((4,), 0), boxes_like((3,), 1))

@@ -92,8 +92,13 @@ class Batches:
     def _read(self, workers: int) -> Iterator[Batch]:
         try:
             yield from self.dataloader(workers)
-        except DataError as error:  # in one line, without the traceback of a worker
-            raise DataError(str(error).strip().split("\n")[-1].removeprefix("foveal.errors.DataError: ")) from error
+            return
+        except DataError as error:
+            message = str(error).strip().split("\n")[-1]  # without the traceback of a worker
+            # The traceback holds the DataLoader's iterator, and a reference cycle holds the traceback. Without it the
+            # workers end now. Otherwise a process that is forked later would end them, and may hang over it.
+            error.__traceback__ = None
+        raise DataError(message.removeprefix("foveal.errors.DataError: "))
 
     def dataloader(self, workers: int) -> DataLoader[Batch]:
         """A DataLoader whose ``workers`` gather whole batches."""

@@ -97,6 +97,9 @@ class DocumentNet(nn.Module):
         supervised: whether training draws that attention onto labelled pairs; the net is the same.
         key_channels: size of the space in which words are compared.
         heads: number of heads of the focused attention.
+        focus_logits: ``learnt``, or ``zero`` for a control: every word then gathers all words alike, so that the branch
+            is the mean of the words' states. Keys and queries stay, zero and frozen, and all other weights start as
+            they do with ``learnt``.
         pool: how a sentence is made from the words of the branch: ``mean`` or ``sum``.
         dropout: of word vectors, sentence vectors and the document vector.
         word_dropout: share of words that are replaced by the unknown word in training.
@@ -113,6 +116,7 @@ class DocumentNet(nn.Module):
         supervised: bool = False,
         key_channels: int = 100,
         heads: int = 1,
+        focus_logits: Literal["learnt", "zero"] = "learnt",
         pool: Literal["mean", "sum"] = "mean",
         dropout: float = 0.0,
         word_dropout: float = 0.0,
@@ -125,6 +129,10 @@ class DocumentNet(nn.Module):
             )
         if not 0 <= word_dropout < 1:
             raise UserError(f"word_dropout={word_dropout}: expected at least 0 and below 1")
+        if focus_logits == "zero" and (supervised or not focus):
+            raise UserError(
+                "focus_logits=zero is for focused attention that is not supervised; use the model fan_hatt_unsup"
+            )
         self.supervised, self.pool, self.word_dropout = supervised and focus, pool, word_dropout
         self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=0)
         self.words = BiLSTM(embedding, hidden=channels // 2)
@@ -135,6 +143,10 @@ class DocumentNet(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.classifier = nn.Linear(channels, classes)
         self.reset_parameters()
+        if self.focus is not None and focus_logits == "zero":
+            for projection in (self.focus.key, self.focus.query):
+                nn.init.zeros_(projection.weight)
+                projection.requires_grad_(False)
 
     def reset_parameters(self) -> None:
         """Start as Keras does; the parts have started themselves."""

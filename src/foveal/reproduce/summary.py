@@ -97,7 +97,8 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         with open(path, newline="", encoding="utf-8") as file:
             kept = [row for row in csv.DictReader(file) if (row.get("table"), row.get("recipe")) not in ours]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n", extrasaction="ignore")
+    columns = [column for column in rows[0] if column != "title"]  # the metric's own, see metric_info
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(kept + rows)
     write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")

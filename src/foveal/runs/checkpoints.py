@@ -14,6 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from foveal.errors import RunError
 from foveal.files import writing
 from foveal.runs.folder import quoted, resume_advice
+from foveal.runs.old import upgraded_checkpoint
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -30,7 +31,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
         """Load tensors and plain values only."""
         try:
-            return torch.load(path, map_location=map_location, weights_only=True)
+            checkpoint = torch.load(path, map_location=map_location, weights_only=True)
         except Exception as error:
             missing = isinstance(error, FileNotFoundError)
             problem = "missing" if missing else f"damaged ({type(error).__name__})"
@@ -38,6 +39,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
             delete = f"rm {' '.join(map(quoted, stale))}; " if stale else ""
             again = f"to start from the beginning: {delete}foveal train {quoted(Path(path).parent)}"
             raise RunError(f"{path} is {problem}; {again}") from error
+        return upgraded_checkpoint(checkpoint)
 
 
 def _cause(error: RuntimeError, path: Path) -> OSError:

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import filelock
 from safetensors import SafetensorError, safe_open
@@ -21,7 +21,7 @@ from foveal.errors import RunError
 from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, complete, load
 from foveal.runs.environment import environment
-from foveal.runs.old import upgraded_about, upgraded_result
+from foveal.runs.old import upgraded_about, upgraded_epoch, upgraded_result
 
 FORMAT = 2
 EXPECTED = ("title", "dataset", "embedded", "data", "parameters", "epochs", "seconds", "metrics")  # in result.json
@@ -133,7 +133,7 @@ class RunFolder:
 
     def write_tensors(self, name: str, stored: Stored, otherwise: str | None = None) -> None:
         """Write a safetensors file with its header as JSON texts."""
-        header = {key: json.dumps(value) for key, value in stored.about.items()}
+        header = {key: json.dumps(value) for key, value in {"format": FORMAT, **stored.about}.items()}
         data = save({key: tensor.contiguous() for key, tensor in stored.tensors.items()}, header)
         with writing(self.file(name), otherwise or resume_advice(self.path)) as partial:
             partial.write_bytes(data)
@@ -144,6 +144,8 @@ class RunFolder:
         try:
             with safe_open(path, "pt") as file:
                 about = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
+                if not about:
+                    raise ValueError("it has no header")
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         except FileNotFoundError as error:
             raise RunError(
@@ -152,6 +154,7 @@ class RunFolder:
         except (OSError, SafetensorError, ValueError) as error:
             advice = f"`foveal train {quoted(self.path)}` writes it again"
             raise RunError(f"{path} is damaged ({error}); {advice}") from error
+        about.pop("format", None)
         return Stored(tensors, upgraded_about(about, self.file("recipe.yaml")))
 
     def write_result(self, result: Mapping[str, Any], otherwise: str) -> None:
@@ -173,7 +176,7 @@ class RunFolder:
         return upgraded_result(result)
 
     def epochs(self) -> list[dict[str, Any]]:
-        """Rows of ``metrics.jsonl``, one an epoch; a line that a crash cut off is skipped."""
+        """Rows of ``metrics.jsonl``, one an epoch; a line that a crash cut off and what is no number are skipped."""
         try:
             lines = self.file("metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
@@ -243,14 +246,19 @@ def _finite(value: Any) -> Any:
 
 
 def _rows(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """One row an epoch, the later where a resumed run wrote it twice."""
+    """One row an epoch, the later where a resumed run wrote it twice; values that are no finite numbers are left out."""
     rows: dict[float, dict[str, Any]] = {}
     for line in lines:
         try:
             row = json.loads(line)
         except ValueError:
             continue
-        epoch = row.get("epoch") if isinstance(row, dict) else None
-        if isinstance(epoch, int | float) and math.isfinite(epoch):
-            rows[epoch] = row
+        numbers = {key: value for key, value in row.items() if finite(value)} if isinstance(row, dict) else {}
+        if "epoch" in numbers:
+            rows[numbers["epoch"]] = upgraded_epoch(numbers)
     return [rows[epoch] for epoch in sorted(rows)]
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether ``value`` is a number, and neither NaN nor infinite."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 from foveal.measure.info import MetricInfo, metric_info
-from foveal.runs.folder import Stored
+from foveal.runs.folder import Stored, finite
 from foveal.runs.reading import Run
 
 HARDWARE = {"data.workers"} | {
@@ -104,11 +103,6 @@ def grouped(runs: Iterable[Run]) -> dict[Key, list[Group]]:
         keys = sorted(groups, key=lambda same: _row(same, groups[same]))
         ordered[key] = [Group(_name(same, keys), tuple(sorted(groups[same], key=_by_seed))) for same in keys]
     return ordered
-
-
-def finite(value: object) -> TypeGuard[float]:
-    """Whether ``value`` is a number, and neither NaN nor infinite."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 _Same = tuple[str, str, tuple[tuple[str, str], ...]]  # title, recipe, settings

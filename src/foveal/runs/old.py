@@ -29,6 +29,26 @@ def upgraded_result(result: dict[str, Any]) -> dict[str, Any]:
     return {"format": 2, "cell": None, "infos": {}, **new}
 
 
+def upgraded_epoch(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of ``metrics.jsonl`` with the names of today."""
+    names = {f"val/{old}": f"val/{new}" for old, new in RENAMED.items()}
+    return {names.get(key, key): value for key, value in row.items()}
+
+
+def upgraded_checkpoint(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint whose callbacks are found under the names of today; theirs hold that of the validation score."""
+
+    def new_name(key: str) -> str:
+        for old, new in RENAMED.items():
+            key = key.replace(f"'val/{old}'", f"'val/{new}'")
+        return key
+
+    callbacks = checkpoint.get("callbacks")
+    if not isinstance(callbacks, dict):
+        return checkpoint
+    return {**checkpoint, "callbacks": {new_name(key): state for key, state in callbacks.items()}}
+
+
 def _renamed(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(key, key): value for key, value in metrics.items()}
 

@@ -45,15 +45,18 @@ def mask_loss(attention: Tensor | AttentionRecord, mask: Tensor, grid: tuple[flo
     1.3333
     >>> loss.backward()
     """
+    values: Tensor
     if isinstance(attention, AttentionRecord):
         if attention.kind != "spatial":
             raise UserError(
                 f"{attention.site} is {attention.kind} attention, which has no map; choose spatial sites, as with "
                 "foveal.watch(model, at=…)"
             )
-        attention, grid = attention.values, attention.grid if grid is None else grid
-    _check(attention, mask)
-    maps = attention.to(torch.promote_types(attention.dtype, torch.float32))
+        values, grid = attention.values, attention.grid if grid is None else grid
+    else:
+        values = attention
+    _check(values, mask)
+    maps = values.to(torch.promote_types(values.dtype, torch.float32))
     amount = maps.detach().sum((1, 2))
     valid = (amount > 0) & (amount < torch.inf) & mask.flatten(1).any(1)
     maps = torch.where(valid[:, None, None], maps, 0)

@@ -297,7 +297,7 @@ class Sharpen:
             )
 
     def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """P true classes and the confuser (N, P + 1), which true ones count (N, P), whether there is a confuser (N,)."""
+        """P true classes and the confuser (N, P + 1), which true ones count (N, P), whether it has a confuser (N,)."""
         confuser, has = confusing_class(logits, target, valid)
         if target.ndim == 1:
             true, counts = target.clamp_min(0)[:, None], (target >= 0)[:, None]

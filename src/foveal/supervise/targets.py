@@ -17,7 +17,7 @@ from torch import Tensor
 from foveal.errors import UserError, unknown
 
 ObjectKind = Literal["category", "instance"]
-WordKind = Literal["semantic", "different_category", "same_category", "different_word"]
+WordKind = Literal["semantic", "semantic_mixed", "different_category", "same_category", "different_word"]
 
 
 class Tag(IntEnum):
@@ -51,12 +51,16 @@ SEMANTIC = (
 """Unordered pairs of categories that are semantically related."""
 
 
-def semantic_table() -> Tensor:
-    """:data:`SEMANTIC` as a symmetric bool table over :class:`Tag`, for ``related=`` of the center-mass."""
+def semantic_table(*, mixed: bool = False) -> Tensor:
+    """:data:`SEMANTIC` as a symmetric bool table over :class:`Tag`, for ``related=`` of the center-mass.
+
+    Args:
+        mixed: only pairs of two different categories, so without noun–noun.
+    """
     table = torch.zeros(len(Tag), len(Tag), dtype=torch.bool)
     first, second = torch.tensor(SEMANTIC).T
     table[first, second] = table[second, first] = True
-    return table
+    return _off_diagonal(table) if mixed else table
 
 
 def _off_diagonal(pairs: Tensor) -> Tensor:
@@ -69,8 +73,9 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
     Args:
         tags: int (..., N), a :class:`Tag` for every word; 0 (``PAD``) or less is padding and in no pair.
         words: int (..., N), the words as vocabulary items; only for ``different_word``.
-        kind: ``semantic``: noun–noun, verb–noun, noun–adjective, adverb–verb, adverb–adjective;
-            ``different_category``, ``same_category``: by their tags; ``different_word``: any two different words.
+        kind: ``semantic``: noun–noun, verb–noun, noun–adjective, adverb–verb, adverb–adjective; ``semantic_mixed``: the
+            same without noun–noun; ``different_category``, ``same_category``: by their tags; ``different_word``: any
+            two different words.
 
     Returns:
         bool (..., N, N), symmetric.
@@ -87,8 +92,8 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
     if tags.ndim < 1 or tags.dtype.is_floating_point or tags.dtype == torch.bool:
         raise UserError(f"tags must be integers (..., N), got {tags.dtype} {tuple(tags.shape)}")
     tags = tags.long()
-    if kind == "semantic":
-        table = semantic_table().to(tags.device)
+    if kind in ("semantic", "semantic_mixed"):
+        table = semantic_table(mixed=kind == "semantic_mixed").to(tags.device)
         known = tags.masked_fill((tags < 0) | (tags >= len(Tag)), int(Tag.PAD))
         return _off_diagonal(table[known[..., :, None], known[..., None, :]])
     real = (tags > 0)[..., :, None] & (tags > 0)[..., None, :]

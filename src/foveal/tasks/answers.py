@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from foveal.data import Source
 from foveal.errors import DataError, UserError, unknown
@@ -59,6 +59,29 @@ def count_classes(source: Source) -> int:
         named = f"only the class {source.answers[0]!r}" if count else "no class"
         raise DataError(f"data.name={source.name} has {named}; at least two are needed to tell apart")
     return count
+
+
+def try_model(model: nn.Module, name: str, classes: int, size: int, *inputs: Tensor) -> None:
+    """Find out before training whether the model takes such images and answers with so many logits.
+
+    Args:
+        model: takes images (1, 3, size, size) and ``inputs``.
+        name: of the model.
+        classes: number of logits.
+        size: side of the images.
+        inputs: what else the model takes.
+    """
+    training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, 3, size, size), *inputs)
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        raise UserError(f"model {name} cannot take images of {size}×{size}: {' '.join(str(error).split())}") from error
+    finally:
+        model.train(training)
+    if not isinstance(logits, Tensor) or logits.shape != (1, classes):
+        output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UserError(f"model {name} is no classifier: expected logits (N, {classes}), it puts out {output}")
 
 
 def answer_loss(

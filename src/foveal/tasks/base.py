@@ -8,7 +8,7 @@ from a file or a text, which samples it keeps, and the sections of its report. N
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import lightning as L
@@ -174,7 +174,7 @@ class Task(L.LightningModule):
                 part = loss.float() if weight == 1 else weight * loss.float()
                 total = part if total is None else total + part
         if total is None:
-            raise UserError(f"loss.weights: every loss has weight 0 ({', '.join(losses)}); nothing would be learnt")
+            raise no_loss(losses)
         return total, {name: loss.detach() for name, loss in losses.items()}
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> dict[str, Any]:
@@ -239,8 +239,12 @@ class Task(L.LightningModule):
     # Checks ------------------------------------------------------------------------
 
     def _check_weights(self) -> None:
-        if names := self.loss_names():
-            check_names(self.recipe.loss.weights, [*names, *self.attention_losses.names], "loss.weights")
+        if not (names := self.loss_names()):
+            return
+        names = (*names, *self.attention_losses.names)
+        check_names(self.recipe.loss.weights, names, "loss.weights")
+        if not any(self.weight(name) for name in names):
+            raise no_loss(names)
 
     def _check_names(self, losses: Mapping[str, Tensor]) -> None:
         if not self.loss_names() and not torch.compiler.is_compiling():
@@ -252,6 +256,11 @@ def synchronised(model: nn.Module) -> nn.Module:
     model = convert_sync_batchnorm(model)  # timm's own knows its norms with an activation inside, torch's does not
     reattach(model)
     return model
+
+
+def no_loss(names: Iterable[str]) -> UserError:
+    """The error of a recipe whose losses all have weight 0."""
+    return UserError(f"loss.weights: every loss has weight 0 ({', '.join(names)}); nothing would be learnt")
 
 
 def find_task(name: str) -> type[Task]:

@@ -136,7 +136,7 @@ class Journal(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Keep the lines of the epochs that are done."""
         self.rows = [row for row in self.folder.epochs() if row["epoch"] < trainer.current_epoch]
-        self.start = time.monotonic() - (self.rows[-1]["seconds"] if self.rows else 0.0)
+        self.start = time.monotonic() - (self.rows[-1].get("seconds", 0.0) if self.rows else 0.0)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Add this epoch's line."""

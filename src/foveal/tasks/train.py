@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import statistics
+import textwrap
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -218,7 +219,7 @@ def _stoppable(folder: RunFolder) -> Iterator[None]:
 def _mend(recipe: Recipe, folder: RunFolder, data: str | Path | None) -> None:
     """Write the weights of a finished run again if they are missing or damaged."""
     try:
-        folder.tensors("weights.safetensors")
+        _weights(folder)
     except RunError:
         if not _follower():
             _chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
@@ -239,13 +240,23 @@ def _export(task: Task, folder: RunFolder) -> None:
     folder.write_tensors("weights.safetensors", Stored(weights, task.about()))
 
 
+def _weights(folder: RunFolder) -> Stored:
+    """What :func:`_export` wrote."""
+    stored = folder.tensors("weights.safetensors")
+    for name, tensor in stored.tensors.items():
+        if tensor.isnan().any():
+            again = f"`foveal train {quoted(folder.path)}` writes it again"
+            raise RunError(f"{folder.file('weights.safetensors')} is damaged ({name} is not a number); {again}")
+    return stored
+
+
 def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
     """What the test of the weights in ``folder`` gives."""
     recipe, source = task.recipe, task.source
-    task.model.load_state_dict(folder.tensors("weights.safetensors").tensors)
+    task.model.load_state_dict(_weights(folder).tensors)
     _trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
     rows = folder.epochs()
-    scores = [row[task.val_key] for row in rows if task.val_key in row]
+    scores = {row["epoch"]: row[task.val_key] for row in rows if task.val_key in row}
     steps = [row["train/step_seconds"] for row in rows if row.get("train/step_seconds")]
     best = min if task.mode == "min" else max
     return {
@@ -259,8 +270,8 @@ def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
         "data": source.describe(),
         "parameters": sum(p.numel() for p in task.model.parameters()),
         "epochs": len(rows),
-        "best_epoch": scores.index(best(scores)) if scores else None,
-        "seconds": rows[-1]["seconds"] if rows else None,
+        "best_epoch": best(scores, key=lambda epoch: scores[epoch]) if scores else None,
+        "seconds": rows[-1].get("seconds") if rows else None,
         "step_seconds": statistics.median(steps) if steps else None,
         "published": recipe.published,
         **task.results().dump(),
@@ -303,11 +314,11 @@ def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The trained model of a run in eval mode, and what its task keeps of the data: ``answers``, ``size``, …."""
     folder = find_run(out)
     recipe = complete(folder.recipe())
-    stored = folder.tensors("weights.safetensors")
+    stored = _weights(folder)
     model = find_task(recipe.task).rebuild(recipe, stored.about)
     try:
         model.load_state_dict(stored.tensors)
     except RuntimeError as error:
-        file = folder.file("weights.safetensors")
-        raise RunError(f"{file} does not fit the model of recipe.yaml: {error}") from error
+        file, problem = folder.file("weights.safetensors"), textwrap.shorten(str(error), 300)
+        raise RunError(f"{file} does not fit the model of recipe.yaml: {problem}") from error
     return model.eval(), stored.about

@@ -17,6 +17,14 @@ from foveal.data.embedded.confusion import (
 from foveal.data.images.classification import ImageOptions
 
 
+@pytest.fixture(autouse=True)
+def _few(request, monkeypatch):
+    """Fewer images than the dataset has, except for statistics."""
+    if "slow" not in request.keywords:
+        for split, count in {"train": 300, "val": 50, "test": 100}.items():
+            monkeypatch.setitem(COUNTS, split, count)
+
+
 def test_the_first_images_are_the_same_however_many_there_are() -> None:
     few, many = generate("train", 7), generate("train", 30)
     for name, value in vars(few).items():
@@ -39,6 +47,7 @@ def test_both_objects_are_there_apart_and_brighter_than_the_ground() -> None:
         assert (on > off).all()
 
 
+@pytest.mark.slow
 def test_shapes_fit_the_pair_in_training_only() -> None:
     splits = {split: confusion(split) for split in COUNTS}
     fits = {split: (made.shape == made.label // 2).float().mean() for split, made in splits.items()}
@@ -86,7 +95,7 @@ def test_boxes_are_those_of_the_digits() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"augment": "none"}, {"flip": True}, {"size": 96}])
 def test_masks_move_with_the_image(options) -> None:
-    """Where the mask is, the training image shows the digit's own colour, which is bright; beside it there is ground."""
+    """The training image is as bright inside the mask as the original is inside its own."""
     source = dataset("confusion").build(ImageOptions(**options), None)
     batch = next(iter(source.loader("train", 200, epoch=3, device=torch.device("cpu"), masks=True)))
     made = confusion("train")

@@ -112,7 +112,7 @@ def test_float32_adds_up_without_error():
     assert torch.equal(made, exact.round().clamp(0, 255).to(torch.uint8))
 
 
-@pytest.mark.parametrize("side", [1, 7, 192, 224])
+@pytest.mark.parametrize("side", [1, 7, *(pytest.param(side, marks=pytest.mark.slow) for side in (192, 224))])
 def test_weights_are_whole_numbers(side):
     """Of eleven bits, and adding up to one but for a few roundings."""
     length = torch.arange(1, 400)[:, None]

@@ -50,8 +50,8 @@ def inputs(size, kernel, dtype=torch.float32):
     torch.manual_seed(0)
     x, weight = torch.randn(3, 8, *size), torch.randn(24, 8, kernel, kernel) / 10
     scale, bias = torch.rand(3, 24, kernel, kernel) + 0.5, torch.randn(24)
-    where = "cuda" if cuda else "cpu"
-    return [t.to(where, dtype).requires_grad_() for t in (x, weight, scale, bias)]
+    device = "cuda" if cuda else "cpu"
+    return [t.to(device, dtype).requires_grad_() for t in (x, weight, scale, bias)]
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ def test_equals_the_plain_form(case, form, tile):
     size, stride, padding, dilation, kernel = CASES[case]
     leaves = inputs(size, kernel)
     x, weight, scale, bias = leaves
-    how = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
-    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **how, groups=1)
-    fused = form(x, weight, scale, bias, *how.values())
+    options = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
+    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **options, groups=1)
+    fused = form(x, weight, scale, bias, *options.values())
     torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
     g = torch.randn_like(plain)
     for name, ours, theirs in zip(
@@ -81,10 +81,10 @@ def test_equals_the_plain_form(case, form, tile):
 @pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if cuda else [])])
 def test_half_precision(dtype, tile):
     leaves = inputs((4, 3), 3)
-    how = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
-    plain = conv_by_taps(*leaves, **how, groups=1)
+    options = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    plain = conv_by_taps(*leaves, **options, groups=1)
     halves = [t.detach().to(dtype).requires_grad_() for t in leaves]
-    fused = aw_conv2d(*halves, *how.values())
+    fused = aw_conv2d(*halves, *options.values())
     assert fused.dtype == dtype
     g = torch.randn_like(plain)
     got, want = torch.autograd.grad(fused, halves, g.to(dtype)), torch.autograd.grad(plain, leaves, g)
@@ -122,21 +122,21 @@ def test_who_looks_at_operators_sees_one(one_tile):
 @pytest.mark.parametrize("form", ["direct", "products"])
 def test_second_derivatives_are_those_of_the_plain_form(form, needed, one_tile):
     """Of a gradient that does not depend on the output, too."""
-    how = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
+    options = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
     forms = {
-        "plain": lambda *given: conv_by_taps(*given, **how, groups=1),
-        "direct": lambda *given: fused_conv(*given, *how.values()),
-        "products": lambda *given: conv_by_products(*given, **how, groups=1),
+        "plain": lambda *arguments: conv_by_taps(*arguments, **options, groups=1),
+        "direct": lambda *arguments: fused_conv(*arguments, *options.values()),
+        "products": lambda *arguments: conv_by_products(*arguments, **options, groups=1),
     }
-    found = {}
+    actual = {}
     for name in ("plain", form):
         leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((5, 4), 3), strict=True))
         for leaf in leaves:
             leaves[leaf].requires_grad_(leaf in needed)
         out, chosen = forms[name](*leaves.values()), [leaves[leaf] for leaf in needed]
         first = torch.autograd.grad(out.sum() + out.square().sum(), chosen, create_graph=True)
-        found[name] = torch.autograd.grad(sum(each.square().sum() for each in first), chosen, allow_unused=True)
-    torch.testing.assert_close(found[form], found["plain"], rtol=1e-3, atol=1e-3)
+        actual[name] = torch.autograd.grad(sum(item.square().sum() for item in first), chosen, allow_unused=True)
+    torch.testing.assert_close(actual[form], actual["plain"], rtol=1e-3, atol=1e-3)
 
 
 def test_a_graph_for_the_gradient_of_the_bias_alone(one_tile):
@@ -151,14 +151,14 @@ def test_a_graph_for_the_gradient_of_the_bias_alone(one_tile):
 def test_maps_of_one_position(layout, tile):
     """As in the last stage of a network on small images, where a mean hands on gradients with odd strides."""
     leaves = [t.detach().to(memory_format=layout).requires_grad_() for t in inputs((1, 1), 3)[:3]]
-    how = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
-    found = []
+    options = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
+    actual = []
     for run in (
-        lambda *given: fused_conv(*given, None, *how.values()),
-        lambda *g: conv_by_taps(*g, None, **how, groups=1),
+        lambda *arguments: fused_conv(*arguments, None, *options.values()),
+        lambda *g: conv_by_taps(*g, None, **options, groups=1),
     ):
-        found.append(torch.autograd.grad(run(*leaves).mean((2, 3)).relu().sum(), leaves))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+        actual.append(torch.autograd.grad(run(*leaves).mean((2, 3)).relu().sum(), leaves))
+    torch.testing.assert_close(*actual, rtol=1e-4, atol=1e-4)
 
 
 def test_batched_gradients_and_transforms(one_tile):
@@ -169,8 +169,8 @@ def test_batched_gradients_and_transforms(one_tile):
 
     torch.testing.assert_close(torch.vmap(run)(torch.stack([x, 2 * x])), torch.stack([run(x), run(2 * x)]))
     g = torch.randn(2, *run(x).shape, device=x.device)
-    (found,) = torch.autograd.grad(run(x), x, g, is_grads_batched=True)
-    torch.testing.assert_close(found, torch.stack([torch.autograd.grad(run(x), x, each)[0] for each in g]))
+    (actual,) = torch.autograd.grad(run(x), x, g, is_grads_batched=True)
+    torch.testing.assert_close(actual, torch.stack([torch.autograd.grad(run(x), x, item)[0] for item in g]))
 
 
 def test_a_backward_that_is_counted_alone(one_tile):
@@ -194,8 +194,8 @@ def test_ways_to_the_weight_gradient(n, side, expected):
 def test_the_operator_is_registered_properly(one_tile):
     x, weight, scale, bias = inputs((3, 3), 3)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    found = torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
-    assert found == dict.fromkeys(checks, "SUCCESS")
+    actual = torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
+    assert actual == dict.fromkeys(checks, "SUCCESS")
 
 
 def test_the_operator_counts_as_many_operations_as_the_convolution(one_tile):
@@ -239,6 +239,6 @@ def test_every_shape_has_a_tile(n, side, channels):
         for tiles in (launch.TILES, launch.PRODUCT_TILES)
     ]
     assert within
-    for found in across:
-        assert bool(found) == (n >= 64 and side < 33)
+    for actual in across:
+        assert bool(actual) == (n >= 64 and side < 33)
     assert all(tile.columns <= 2 * max(8, channels) for tiles in (within, *across) for tile in tiles)

@@ -12,10 +12,10 @@ from foveal.kernels.aw.pool import average_by_product
 @pytest.mark.parametrize("size", [(3, 3), (1, 1), (5, 2)])
 def test_equals_adaptive_pooling(sides, size):
     x = torch.randn(2, 5, *sides, dtype=torch.float64, requires_grad=True)
-    found, expected = average_by_product(x, size), F.adaptive_avg_pool2d(x, size)
-    torch.testing.assert_close(found, expected)
+    actual, expected = average_by_product(x, size), F.adaptive_avg_pool2d(x, size)
+    torch.testing.assert_close(actual, expected)
     into = torch.randn_like(expected)
-    torch.testing.assert_close(torch.autograd.grad(found, x, into), torch.autograd.grad(expected, x, into))
+    torch.testing.assert_close(torch.autograd.grad(actual, x, into), torch.autograd.grad(expected, x, into))
 
 
 @pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 2**-8), (torch.float16, 2**-10)])
@@ -23,9 +23,9 @@ def test_equals_adaptive_pooling(sides, size):
 def test_half_precision_neither_overflows_nor_loses_more_than_one_rounding(dtype, error, level):
     x = (level * (1 + 0.1 * torch.randn(2, 8, 112, 112))).to(dtype)
     expected = F.adaptive_avg_pool2d(x.float(), (3, 3))
-    found = average_by_product(x, (3, 3))
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, atol=0, rtol=error)
+    actual = average_by_product(x, (3, 3))
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, atol=0, rtol=error)
 
 
 def test_windows_of_many_sizes_are_not_all_kept(monkeypatch):

@@ -44,12 +44,12 @@ def test_equal_to_the_whole_matrix(rule):
     pairs = list(rules(labels))[rule]
     q.requires_grad_()
     k.requires_grad_()
-    found, expected = row_log_sums(q, k, valid, pairs, 0.7), reference(q, k, valid, pairs, 0.7)
-    for a, b in zip(found, expected, strict=True):
+    actual, expected = row_log_sums(q, k, valid, pairs, 0.7), reference(q, k, valid, pairs, 0.7)
+    for a, b in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, b)
-    weight = torch.randn(2, *found[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    weight = torch.randn(2, *actual[0].shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradients = []
-    for sums in (found, expected):
+    for sums in (actual, expected):
         # Minus infinity has no gradient.
         total = sum((s.masked_fill(s.isneginf(), 0) * w).sum() for s, w in zip(sums, weight, strict=True))
         gradients.append([g.nan_to_num() for g in torch.autograd.grad(total, (q, k))])
@@ -82,12 +82,12 @@ def test_fused_equals_the_plain_form(rule, count, width, dtype, monkeypatch):
     q[~valid] = k[~valid] = torch.nan  # padding may hold anything
     pairs = list(rules(labels.cpu()))[rule]
     table = None if pairs.table is None else pairs.table.to(device)
-    given = (q.to(dtype), k.to(dtype), valid, pairs.target.to(device), pairs.owner.to(device), table, pairs.rule, 0.7)
-    found, expected = launch.forward(*given), log_sums._forward(*given)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    inputs = (q.to(dtype), k.to(dtype), valid, pairs.target.to(device), pairs.owner.to(device), table, pairs.rule, 0.7)
+    actual, expected = launch.forward(*inputs), log_sums._forward(*inputs)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
     grads = torch.randn(2, *q.shape[:2], generator=torch.Generator().manual_seed(1)).to(device)
-    found, expected = (side.backward(*grads, *expected, *given) for side in (launch, _Plain))
-    torch.testing.assert_close(found, expected, **({} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-3}))
+    actual, expected = (side.backward(*grads, *expected, *inputs) for side in (launch, _Plain))
+    torch.testing.assert_close(actual, expected, **({} if dtype == torch.float32 else {"atol": 1e-3, "rtol": 1e-3}))
 
 
 @pytest.mark.parametrize("rule", range(5))
@@ -98,16 +98,16 @@ def test_fused_sums_of_whole_graphs(rule, monkeypatch):
     pairs = list(rules(labels))[rule]
     q, k = q.requires_grad_(), k.requires_grad_()
     expected = torch.stack(reference(q, k, valid, pairs, 0.7)).logsumexp(2)
-    given = [q, k, valid, pairs.target, pairs.owner, pairs.table]
-    given = [x if x is None else x.detach().to(device) for x in given] + [pairs.rule, 0.7]
-    found = launch.forward_whole(*given)
-    torch.testing.assert_close(torch.stack(found).cpu(), expected.detach(), atol=1e-5, rtol=1e-5)
+    inputs = [q, k, valid, pairs.target, pairs.owner, pairs.table]
+    inputs = [x if x is None else x.detach().to(device) for x in inputs] + [pairs.rule, 0.7]
+    actual = launch.forward_whole(*inputs)
+    torch.testing.assert_close(torch.stack(actual).cpu(), expected.detach(), atol=1e-5, rtol=1e-5)
     assert expected.isneginf().any()  # a graph without pairs has no gradient
     grads = torch.tensor([[0.7, -1.3, 0.4], [0.2, 0.9, -0.8]])
     total = (expected.masked_fill(expected.isneginf(), 0) * grads).sum()
     gradients = [x.nan_to_num() for x in torch.autograd.grad(total, (q, k))]
-    found = launch.backward(*grads.to(device), *found, *given)
-    torch.testing.assert_close([x.cpu() for x in found], gradients, atol=1e-5, rtol=1e-4)
+    actual = launch.backward(*grads.to(device), *actual, *inputs)
+    torch.testing.assert_close([x.cpu() for x in actual], gradients, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rule", [2, 3])
@@ -127,14 +127,14 @@ def test_fused_beyond_the_range_of_exponentials(case, whole, rule, monkeypatch):
     if rule == 3 and case == "weak labelled pairs":  # the same label, and nobody like one's own kind
         labels[:2] = torch.arange(37) // 2
     pairs = list(rules(labels))[rule]
-    given = [q, k, valid, pairs.target, pairs.owner, pairs.table]
-    given = [x if x is None else x.to(device) for x in given] + [pairs.rule, 1.0]
+    inputs = [q, k, valid, pairs.target, pairs.owner, pairs.table]
+    inputs = [x if x is None else x.to(device) for x in inputs] + [pairs.rule, 1.0]
     rows = log_sums._forward(
-        *(x.double() if x is not None and x.is_floating_point() else x for x in given[:6]), *given[6:]
+        *(x.double() if x is not None and x.is_floating_point() else x for x in inputs[:6]), *inputs[6:]
     )
-    found = (launch.forward_whole if whole else launch.forward)(*given)
+    actual = (launch.forward_whole if whole else launch.forward)(*inputs)
     expected = [x.logsumexp(1) for x in rows] if whole else list(rows)
-    torch.testing.assert_close(list(found), [x.float() for x in expected], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(list(actual), [x.float() for x in expected], atol=1e-4, rtol=1e-5)
     doubtful = launch._far(*expected)
     assert doubtful.any()
     grads = torch.randn(2, *expected[0].shape, generator=torch.Generator().manual_seed(1)).to(device)
@@ -143,17 +143,17 @@ def test_fused_beyond_the_range_of_exponentials(case, whole, rule, monkeypatch):
         (r - e[:, None]).exp().nan_to_num() * i[:, None] if whole else i
         for r, e, i in zip(rows, expected, grads, strict=True)
     ]
-    gradients = log_sums._backward(*shares, *rows, q.double().to(device), k.double().to(device), *given[2:])
+    gradients = log_sums._backward(*shares, *rows, q.double().to(device), k.double().to(device), *inputs[2:])
     gradients = [x.float() for x in gradients]
-    found = launch.backward(*grads, *(x.float() for x in expected), *given)
-    torch.testing.assert_close(list(found), gradients, atol=1e-3, rtol=1e-3)
+    actual = launch.backward(*grads, *(x.float() for x in expected), *inputs)
+    torch.testing.assert_close(list(actual), gradients, atol=1e-3, rtol=1e-3)
 
 
 def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
     """As on a GPU: the loss and its gradients are those of the other way."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     q, k, valid, labels = (x.to(device) for x in sides(3, 37, 20, dtype=torch.float32))
-    found = []
+    actual = []
     for fused in (False, True):
         monkeypatch.setattr(sys.modules["foveal.supervise.center_mass"], "fused", lambda q, k, fused=fused: fused)
         if fused:
@@ -161,8 +161,8 @@ def test_the_loss_takes_the_fused_sums_where_they_are(monkeypatch):
             monkeypatch.setattr(torch.ops.foveal, "row_log_sums_backward", launch.backward)
         sides_ = [x.detach().requires_grad_() for x in (q, k)]
         loss = center_mass_loss(tuple(sides_), labels, valid, related="different")
-        found.append((loss.detach(), torch.autograd.grad(loss, sides_)))
-    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+        actual.append((loss.detach(), torch.autograd.grad(loss, sides_)))
+    torch.testing.assert_close(*actual, atol=1e-5, rtol=1e-4)
 
 
 class _Plain:
@@ -178,21 +178,21 @@ def test_every_tile_on_a_gpu(rule, dtype, count):
     q, k, valid, labels = (x.cuda() for x in sides(3, count, 64, dtype=torch.float32))
     pairs = list(rules(labels.cpu()))[rule]
     table = None if pairs.table is None else pairs.table.cuda()
-    given = (q.to(dtype), k.to(dtype), valid, pairs.target.cuda(), pairs.owner.cuda(), table, pairs.rule, 0.125)
-    sums = log_sums._forward(*given)
+    inputs = (q.to(dtype), k.to(dtype), valid, pairs.target.cuda(), pairs.owner.cuda(), table, pairs.rule, 0.125)
+    sums = log_sums._forward(*inputs)
     grads = torch.randn(2, *q.shape[:2], device="cuda")
-    expected = [*sums, *log_sums._backward(*grads, *sums, *given)]
-    for tile in launch.tiles(given[0]):
+    expected = [*sums, *log_sums._backward(*grads, *sums, *inputs)]
+    for tile in launch.tiles(inputs[0]):
         for _ in range(4):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(launch, "TILES", (tile,))
                 patch.setattr("foveal.kernels.tune._chosen", {})
                 try:
-                    found = [*launch.forward(*given), *launch.backward(*grads, *sums, *given)]
+                    actual = [*launch.forward(*inputs), *launch.backward(*grads, *sums, *inputs)]
                 except RuntimeError as error:
                     assert "fits" in str(error)  # noqa: PT017
                     break
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(actual, expected, strict=True):
                 finite = b.isfinite()
                 assert torch.equal(finite, a.isfinite())
                 apart = (a - b)[finite].float().norm() / b[finite].float().norm()
@@ -203,28 +203,28 @@ def test_padding_may_hold_anything():
     """Also numbers so large that their exponentials overflow."""
     q, k, valid, labels = sides(2, 6, 4, dtype=torch.float32)
     valid = torch.tensor([[True] * 4 + [False] * 2] * 2)
-    found = []
+    actual = []
     for rubbish in (0.0, 40.0, torch.nan):
-        given = [torch.where(valid[:, :, None], 3 * x, rubbish).requires_grad_() for x in (q, k)]
-        loss = center_mass_loss(tuple(given), labels, valid, related="different")
-        found.append((loss.detach(), torch.autograd.grad(loss, given)))
-    for other in found[1:]:
-        torch.testing.assert_close(other, found[0])
+        inputs = [torch.where(valid[:, :, None], 3 * x, rubbish).requires_grad_() for x in (q, k)]
+        loss = center_mass_loss(tuple(inputs), labels, valid, related="different")
+        actual.append((loss.detach(), torch.autograd.grad(loss, inputs)))
+    for other in actual[1:]:
+        torch.testing.assert_close(other, actual[0])
 
 
 def test_gradients_of_turned_tensors_have_the_strides_that_the_compiler_expects():
     q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
     q, k = (x.mT.contiguous().mT.requires_grad_() for x in (q, k))
     arguments = (q, k, valid, labels, torch.arange(2), None, "different", 0.5)
-    found = torch.library.opcheck(torch.ops.foveal.row_log_sums.default, arguments)
-    assert set(found.values()) == {"SUCCESS"}
+    actual = torch.library.opcheck(torch.ops.foveal.row_log_sums.default, arguments)
+    assert set(actual.values()) == {"SUCCESS"}
 
 
 def test_the_operators_are_well_formed():
     q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
     arguments = (q.requires_grad_(), k.requires_grad_(), valid, labels, torch.arange(2), None, "different", 0.5)
-    found = torch.library.opcheck(torch.ops.foveal.row_log_sums.default, arguments)
-    assert set(found.values()) == {"SUCCESS"}
+    actual = torch.library.opcheck(torch.ops.foveal.row_log_sums.default, arguments)
+    assert set(actual.values()) == {"SUCCESS"}
 
 
 @pytest.mark.usefixtures("_block_sizes")
@@ -264,8 +264,8 @@ def test_labels_instead_of_pairs(kind):
 
 def test_a_label_beyond_the_table_is_in_no_pair():
     table = torch.ones(2, 2, dtype=torch.bool)
-    found = center_mass(torch.zeros(3, 3), torch.tensor([0, 1, 7]), related=table)
-    assert found.item() == pytest.approx(2 / 9)
+    actual = center_mass(torch.zeros(3, 3), torch.tensor([0, 1, 7]), related=table)
+    assert actual.item() == pytest.approx(2 / 9)
 
 
 def test_memory_grows_with_the_entities_and_not_with_their_pairs():
@@ -281,10 +281,10 @@ def test_memory_grows_with_the_entities_and_not_with_their_pairs():
     count = 4096
     assert count * count == 16 * log_sums.ELEMENTS
     q, k = (torch.randn(1, count, 8) for _ in range(2))
-    given = (q, k, torch.ones(1, count, dtype=torch.bool), torch.randint(0, 5, (1, count)), torch.arange(1), None)
+    inputs = (q, k, torch.ones(1, count, dtype=torch.bool), torch.randint(0, 5, (1, count)), torch.arange(1), None)
     with Largest():  # the mode does not see into an operator, only into the functions it is made of
-        sums = log_sums._forward(*given, "different", 0.5)
-        log_sums._backward(*sums, *sums, *given, "different", 0.5)
+        sums = log_sums._forward(*inputs, "different", 0.5)
+        log_sums._backward(*sums, *sums, *inputs, "different", 0.5)
         assert max(sizes) == log_sums.ELEMENTS
 
 

@@ -18,8 +18,8 @@ SHAPES = {"maps": (4, 3, 5, 2), "vectors": (7, 3), "sequences": (4, 3, 6)}
 
 def inputs(shape, dtype=torch.float64):
     torch.manual_seed(0)
-    made = torch.randn(shape), 1 + torch.rand(3), torch.randn(3)
-    return [t.to(dtype).requires_grad_() for t in made]
+    result = torch.randn(shape), 1 + torch.rand(3), torch.randn(3)
+    return [t.to(dtype).requires_grad_() for t in result]
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -71,10 +71,10 @@ def test_a_transform_is_shown_operators(monkeypatch):
         out = F.batch_norm(x, None, None, weight, bias, training=True)
     (first,) = torch.autograd.grad(out.pow(3).sum(), x, create_graph=True)
     upstream = torch.randn(2, *x.shape, device=DEVICE)
-    (found,) = torch.autograd.grad(first, x, upstream, is_grads_batched=True, retain_graph=True)
-    for ours, each in zip(found, upstream, strict=True):
+    (actual,) = torch.autograd.grad(first, x, upstream, is_grads_batched=True, retain_graph=True)
+    for ours, item in zip(actual, upstream, strict=True):
         torch.testing.assert_close(
-            ours, torch.autograd.grad(first, x, each, retain_graph=True)[0], rtol=1e-4, atol=1e-4
+            ours, torch.autograd.grad(first, x, item, retain_graph=True)[0], rtol=1e-4, atol=1e-4
         )
 
 
@@ -95,12 +95,12 @@ def test_triton(shape, alone, last, monkeypatch):
     weight[0] = 0
     over = [i for i in range(len(shape)) if i != 1]
     mean, spread = x.mean(over), (x.var(over, correction=0) + 1e-5).rsqrt()
-    found = batch_norm_triton.second_order(x, v, g, weight, mean, spread, last)
+    actual = batch_norm_triton.second_order(x, v, g, weight, mean, spread, last)
     wide = [t.double() for t in (g, x, weight, mean, spread)]
-    for ours, theirs in zip(found, _second_order(v.double(), None, None, *wide), strict=True):
+    for ours, theirs in zip(actual, _second_order(v.double(), None, None, *wide), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-4)
-    assert found[0].stride() == g.stride()
-    assert found[1].stride() == x.stride()
+    assert actual[0].stride() == g.stride()
+    assert actual[1].stride() == x.stride()
 
 
 def test_no_gradient_of_the_weight_on_the_way_to_features():

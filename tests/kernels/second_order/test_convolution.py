@@ -19,20 +19,20 @@ CASES = {
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
-@pytest.mark.parametrize("how", CASES.values(), ids=CASES)
-def test_derivatives(how, bias):
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_derivatives(options, bias):
     torch.manual_seed(0)
     make = {"dtype": torch.float64, "requires_grad": True}
-    x, weight = torch.randn(2, 4, 5, 6, **make), torch.randn(4, 4 // how.get("groups", 1), 3, 3, **make)
-    given = (x, weight, torch.randn(4, **make)) if bias else (x, weight)
+    x, weight = torch.randn(2, 4, 5, 6, **make), torch.randn(4, 4 // options.get("groups", 1), 3, 3, **make)
+    arguments = (x, weight, torch.randn(4, **make)) if bias else (x, weight)
 
-    def conv(*given):
+    def conv(*arguments):
         with SecondOrder():
-            return F.conv2d(*given, **how)
+            return F.conv2d(*arguments, **options)
 
-    torch.testing.assert_close(conv(*given), F.conv2d(*given, **how))
-    assert torch.autograd.gradcheck(conv, given)
-    assert torch.autograd.gradgradcheck(conv, given)
+    torch.testing.assert_close(conv(*arguments), F.conv2d(*arguments, **options))
+    assert torch.autograd.gradcheck(conv, arguments)
+    assert torch.autograd.gradgradcheck(conv, arguments)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -138,10 +138,10 @@ def test_the_number_of_groups_does_not_matter():
 def test_arguments_by_keyword():
     x, weight = torch.randn(2, 3, 5, 5), torch.randn(4, 3, 3, 3, requires_grad=True)
     with SecondOrder():
-        found = F.conv2d(input=x, weight=weight, padding=1)
-        normed = F.batch_norm(input=found, running_mean=None, running_var=None, training=True)
-    torch.testing.assert_close(found, F.conv2d(x, weight, padding=1))
-    torch.testing.assert_close(normed, F.batch_norm(found, None, None, training=True))
+        actual = F.conv2d(input=x, weight=weight, padding=1)
+        normed = F.batch_norm(input=actual, running_mean=None, running_var=None, training=True)
+    torch.testing.assert_close(actual, F.conv2d(x, weight, padding=1))
+    torch.testing.assert_close(normed, F.batch_norm(actual, None, None, training=True))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -169,6 +169,6 @@ def test_hard_sigmoid():
 
     for inplace in (False, True):
         torch.testing.assert_close(sigmoid(x, inplace), F.hardsigmoid(x))
-    (found,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (sigmoid, F.hardsigmoid))
-    torch.testing.assert_close(found, expected)
+    (actual,), (expected,) = (torch.autograd.grad(f(x).sum(), x) for f in (sigmoid, F.hardsigmoid))
+    torch.testing.assert_close(actual, expected)
     assert torch.autograd.gradgradcheck(sigmoid, x)

@@ -138,7 +138,7 @@ def register_mechanism(name: str) -> Callable[[M], M]:
             )
         if not name or "." in name or hasattr(nn.ModuleDict(), name):
             raise UserError(
-                f"the name of a mechanism becomes part of state-dict keys: it must have no dots and not be an attribute "
+                f"the name of a mechanism is part of state-dict keys: it must have no dots and not be an attribute "
                 f"of a module, got {name!r}"
             )
         old = _MECHANISMS.get(name, cls)

@@ -262,7 +262,7 @@ class _Gradients:
         return dw, ds
 
     def _splits(self, size: int) -> list[int]:
-        """Candidate numbers of parts of a sum of ``size`` numbers, which should not take more memory than the images."""
+        """Candidate numbers of parts of a sum of ``size`` numbers; they should not take more memory than the images."""
         largest = min(self.oh * self.ow, self.images.nbytes // (4 * size))
         return [splits for splits in SPLITS if splits <= max(1, largest)]
 

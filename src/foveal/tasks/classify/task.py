@@ -18,7 +18,7 @@ from foveal.measure.info import MetricInfo, register_metric
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
 from foveal.see import top_classes
-from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, sample_tensors
+from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, sample_tensors, try_model
 from foveal.tasks.base import Batch, Task
 from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, normalised, spatial_maps
 from foveal.tasks.classify.options import ClassifyLoss, ClassifyMeasure, complete
@@ -219,21 +219,6 @@ class Classify(Task):
         from foveal.tasks.classify.report import report_sections
 
         return report_sections(groups, colours)
-
-
-def try_model(model: nn.Module, name: str, classes: int, size: int) -> None:
-    """Find out before training whether the model takes such images and answers with so many logits."""
-    training = model.training
-    try:
-        with torch.no_grad():
-            logits = model.eval()(torch.zeros(1, 3, size, size))
-    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
-        raise UserError(f"model {name} cannot take images of {size}×{size}: {' '.join(str(error).split())}") from error
-    finally:
-        model.train(training)
-    if not isinstance(logits, Tensor) or logits.shape != (1, classes):
-        output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"model {name} is no classifier: expected logits (N, {classes}), it puts out {output}")
 
 
 def _valid(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

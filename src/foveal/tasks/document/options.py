@@ -23,7 +23,7 @@ class Relation:
         r: exponent of ``focal``.
     """
 
-    target: Literal["semantic", "different_category", "same_category", "different_word"] = "semantic"
+    target: Literal["semantic", "semantic_mixed", "different_category", "same_category", "different_word"] = "semantic"
     over: Literal["matrix", "row"] = "matrix"
     shape: Literal["focal", "l2", "smooth_l1"] = "focal"
     r: float = 2.0

@@ -16,7 +16,7 @@ from foveal.errors import UserError
 from foveal.measure.true_positive_strength import LAST, STRETCHED, TARGET_AREA
 from foveal.models.build import build_model
 from foveal.recipe import MeasureOptions, Recipe
-from foveal.tasks.answers import ACCURACY, AnswerLoss, answer_loss, count_classes, pixels, sample_tensors
+from foveal.tasks.answers import ACCURACY, AnswerLoss, answer_loss, count_classes, pixels, sample_tensors, try_model
 from foveal.tasks.base import Batch, Task
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
@@ -60,7 +60,9 @@ class Refer(Task):
             )
         classes = count_classes(source)
         if model is None:
-            model = build_model(recipe.model, _sizes(source.about()), root=getattr(source, "root", None))
+            about = source.about()
+            model = build_model(recipe.model, _sizes(about), root=getattr(source, "root", None))
+            try_model(model, recipe.model["name"], classes, about["size"], torch.tensor([0]))
             if getattr(model, "prior", None) is not None and hasattr(source, "prior"):
                 model.set_prior(source.prior())  # type: ignore[operator]
         if source.multilabel:

@@ -220,6 +220,7 @@ def test_prior_needs_smoothing(genome):
 # Training -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_few_steps_learn(genome):
     torch.manual_seed(0)
     data = load(genome)
