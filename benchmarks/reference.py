@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from foveal.bench import hardware, write_rows
+from foveal.data import data_root
+from foveal.data.embedded.painting import generate
 from foveal.data.embedded.reference import ReferenceData, ReferenceOptions
-from foveal.data.embedded.scenes import generate
-from foveal.data.registry import data_root
 from foveal.recipe import load
 from foveal.tasks.refer import Refer
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from foveal import plugins
+from foveal.errors import UserError
+
 MINE = """
 from foveal.attention import Gate, register_mechanism
 from foveal.data import Entry, dataset, register_data
@@ -88,3 +91,25 @@ def test_a_module_that_is_not_there(tmp_path):
     assert done.returncode == 2
     assert "FOVEAL_PLUGINS: nowhere cannot be imported" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import torch\n\nundefined\n", r"broken\.py, line 3: NameError"),
+        ("def f(:\n", r"SyntaxError.*broken\.py, line 1"),
+        (
+            "from foveal.attention import register_mechanism\nregister_mechanism('mine')(1)\n",
+            r"broken\.py, line 2: .*derived from foveal\.attention\.Gate",
+        ),
+    ],
+    ids=["a name", "the syntax", "what foveal refuses"],
+)
+def test_the_line_that_fails_is_named(text, expected, tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FOVEAL_PLUGINS", "broken")
+    monkeypatch.setattr(plugins, "_loaded", False)
+    with pytest.raises(UserError, match=f"FOVEAL_PLUGINS: broken.*{expected}"):
+        plugins.load_plugins()
+    assert not plugins._loaded, "the next command says it again"

@@ -21,7 +21,7 @@ LAYERS = ["pointwise", "last"]
 
 def loss_of(model: torch.nn.Module, x: torch.Tensor, target: torch.Tensor, order: int) -> torch.Tensor:
     maps = foveal.cam(model, x, target, LAYERS, order=order)
-    return sum(each.square().mean() for each in maps.values()) + F.cross_entropy(model(x), target)
+    return sum(item.square().mean() for item in maps.values()) + F.cross_entropy(model(x), target)
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,7 +46,7 @@ def work(rank: int, processes: int, folder: str) -> None:
             with taps:  # one forward of the wrapper: its output and the maps come from the same graph
                 logits = model(x)
             maps = class_maps(trace_classes(taps, target[:, None], order))
-            loss = sum(each.square().mean() for each in maps.values()) + F.cross_entropy(logits, target)
+            loss = sum(item.square().mean() for item in maps.values()) + F.cross_entropy(logits, target)
             loss.backward()
             optimiser.step()
         weights = {name: p.detach() for name, p in model.module.named_parameters()}

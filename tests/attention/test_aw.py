@@ -77,7 +77,7 @@ def slow_attention(layer, x):
     rows, columns = h // down, w // across
     height, width = x.shape[2:]
     into = layer.in_channels // layer.groups
-    found = {}
+    actual = {}
     for j in range(rows):
         for k in range(columns):
             top, bottom = j * height // rows, math.ceil((j + 1) * height / rows)
@@ -90,8 +90,8 @@ def slow_attention(layer, x):
                     channel = (p // a.share_out) * (into // a.share_in) + o // a.share_in
                     for jj in range(j * down, (j + 1) * down):
                         for kk in range(k * across, (k + 1) * across):
-                            found[p, o, jj, kk] = a2[:, channel]
-    return found
+                            actual[p, o, jj, kk] = a2[:, channel]
+    return actual
 
 
 def slow(layer, x):
@@ -171,10 +171,10 @@ def test_modes_follow_the_equation_where_kernels_are_no_squares(conv, mode):
 @pytest.mark.parametrize("conv", ["3x3", "groups", "stride", "no padding", "tall", "1x1"])
 def test_unfolded_images_follow_the_definition(conv):
     layer, x = make(**CONVS[conv]), image()
-    how = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
+    conv_options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "groups")}
     kernels = torch.randn(2, *layer.weight.shape, dtype=x.dtype)
-    expected = conv_per_sample(x, kernels, layer.bias, "loop", **how)
-    torch.testing.assert_close(conv_per_sample(x, kernels, layer.bias, "unfold", **how), expected)
+    expected = conv_per_sample(x, kernels, layer.bias, "loop", **conv_options)
+    torch.testing.assert_close(conv_per_sample(x, kernels, layer.bias, "unfold", **conv_options), expected)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 1)], ids=["kernel for each sample", "products"])
@@ -186,10 +186,10 @@ def test_transforms(size):
     def loss(parameters, sample):
         return functional_call(layer, parameters, (sample[None],)).square().sum()
 
-    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(names, x)
+    entry = torch.func.vmap(torch.func.grad(loss), (None, 0))(names, x)
     for i, sample in enumerate(x):
         alone = torch.autograd.grad(loss(names, sample), list(names.values()))
-        torch.testing.assert_close([part[i] for part in each.values()], list(alone))
+        torch.testing.assert_close([part[i] for part in entry.values()], list(alone))
     _, slope = torch.func.jvp(layer, (x,), (torch.ones_like(x),))
     step = 1e-6
     torch.testing.assert_close(slope, (layer(x + step) - layer(x - step)) / (2 * step), rtol=1e-5, atol=1e-5)
@@ -210,12 +210,12 @@ def test_gradients_of_what_comes_before_in_a_batch_of_one(path):
 @pytest.mark.parametrize("conv", CONVS)
 def test_paths_agree_in_training_mode(conv):
     layer, x = make(**CONVS[conv]).train(), image(5)
-    found = {}
+    actual = {}
     for path in paths(layer):
         layer.attention.path = path
-        found[path] = value_and_gradients(layer, x, layer)
-    for path, parts in found.items():
-        torch.testing.assert_close(parts, found["loop"], msg=lambda m, p=path: f"{p}: {m}")
+        actual[path] = value_and_gradients(layer, x, layer)
+    for path, parts in actual.items():
+        torch.testing.assert_close(parts, actual["loop"], msg=lambda m, p=path: f"{p}: {m}")
 
 
 @pytest.mark.parametrize("path", ["loop", "grouped", "taps", "products"])
@@ -279,9 +279,9 @@ def test_the_layout_stays(path, layout):
 
 
 def test_small_maps_with_many_channels_use_products():
-    layer, how = make(kernel_size=3, padding=1), {"stride": (1, 1), "dilation": (1, 1)}
-    assert layer.attention._path(image(size=(3, 1)), layer, layer.weight, how) == "products"
-    assert layer.attention._path(image(size=(2, 2)), layer, layer.weight, how) == "grouped"
+    layer = make(kernel_size=3, padding=1)
+    assert layer.attention._path(image(size=(3, 1)), layer, layer.weight) == "products"
+    assert layer.attention._path(image(size=(2, 2)), layer, layer.weight) == "grouped"
 
 
 def test_products_are_for_one_group():
@@ -352,7 +352,7 @@ def test_one_sample_with_a_1x1_map_cannot_be_normalised():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"share_in": 3}, "share_in=3 does not divide 4"),
         ({"share_out": 4}, "share_out=4 does not divide 6"),
@@ -365,8 +365,8 @@ def test_one_sample_with_a_1x1_map_cannot_be_normalised():
         ({"start": "papre"}, "unknown start 'papre'; did you mean 'paper'"),
     ],
 )
-def test_bad_options(options, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
         AWConv2d(4, 6, **({"kernel_size": 3} | options))
 
 
@@ -509,6 +509,7 @@ def test_export_with_free_sizes(options):
     torch.testing.assert_close(exported(other), layer(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"share_in": 2}], ids=str)
 def test_onnx_with_free_sizes(options, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -517,5 +518,5 @@ def test_onnx_with_free_sizes(options, tmp_path):
     torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=True, dynamic_shapes=free)
     session = onnxruntime.InferenceSession(str(tmp_path / "layer.onnx"), providers=["CPUExecutionProvider"])
     for other in (x, image(5, size=(16, 7), dtype=torch.float32)):
-        (found,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
-        torch.testing.assert_close(torch.from_numpy(found), layer(other).detach(), rtol=1e-4, atol=1e-4)
+        (actual,) = session.run(None, {session.get_inputs()[0].name: other.numpy()})
+        torch.testing.assert_close(torch.from_numpy(actual), layer(other).detach(), rtol=1e-4, atol=1e-4)

@@ -177,7 +177,7 @@ def test_compiled():
 
 
 @pytest.mark.parametrize(
-    ("options", "features", "mask", "said"),
+    ("options", "features", "mask", "message"),
     [
         ({"heads": 3}, None, None, "heads that divide"),
         ({"key_channels": 0}, None, None, "at least 1"),
@@ -187,8 +187,8 @@ def test_compiled():
         ({}, torch.zeros(2, 5, 8), torch.ones(2, 4, dtype=torch.bool), r"mask must be bool \(2, 5\)"),
     ],
 )
-def test_what_cannot_be_used(options, features, mask, said):
-    with pytest.raises(UserError, match=said):
+def test_what_cannot_be_used(options, features, mask, message):
+    with pytest.raises(UserError, match=message):
         FocusedAttention(8, **options)(features, mask)
 
 
@@ -229,6 +229,7 @@ def test_on_torch_multihead_attention():
     assert after < 0.5 * before
 
 
+@pytest.mark.slow
 def test_on_a_hugging_face_encoder_layer():
     transformers = pytest.importorskip("transformers", reason="shows the loss on a Hugging Face layer: transformers")
     torch.manual_seed(0)

@@ -177,7 +177,7 @@ def test_the_spatial_gate_starts_as_in_the_authors_code():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"pools": ()}, "pools is empty"),
         ({"pools": "maks"}, "unknown pooling 'maks'; known: avg, max"),
@@ -185,6 +185,6 @@ def test_the_spatial_gate_starts_as_in_the_authors_code():
         ({"start": "identiti"}, "unknown start 'identiti'; did you mean 'identity'"),
     ],
 )
-def test_bad_options(options, said):
-    with pytest.raises(UserError, match=said):
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
         CBAM(8, **options)

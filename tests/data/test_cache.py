@@ -1,3 +1,5 @@
+"""The cache: safe against crashes, damage and two processes at once."""
+
 import os
 import subprocess
 import sys
@@ -34,12 +36,12 @@ class Maker:
         }
 
 
-def assert_right(found, value=0):
+def assert_right(tensors, value=0):
     expected = Maker(value)()
-    assert found.keys() == expected.keys()
+    assert tensors.keys() == expected.keys()
     for name in expected:
-        assert found[name].dtype == expected[name].dtype
-        assert torch.equal(found[name], expected[name])
+        assert tensors[name].dtype == expected[name].dtype
+        assert torch.equal(tensors[name], expected[name])
 
 
 def only_file(folder):
@@ -172,8 +174,8 @@ def make():
     time.sleep(0.3)
     return {"x": torch.arange(10_000) * 7}
 
-found = cached("big", {"k": 1}, make)["x"]
-assert torch.equal(found, torch.arange(10_000) * 7), found
+tensors = cached("big", {"k": 1}, make)["x"]
+assert torch.equal(tensors, torch.arange(10_000) * 7), tensors
 """
 
 

@@ -22,11 +22,11 @@ def messages(name, root, **options):
     return [problem.message for problem in check(name, options, root)]
 
 
-def assert_found(found, *parts):
+def assert_listed(messages, *parts):
     """Every part is in a message of its own, and there are no others."""
-    assert len(found) == len(parts), found
+    assert len(messages) == len(parts), messages
     for part in parts:
-        assert sum(part in message for message in found) == 1, (part, found)
+        assert sum(part in message for message in messages) == 1, (part, messages)
 
 
 @pytest.fixture
@@ -51,19 +51,19 @@ def test_several_faults_of_an_image_folder(folder):
     (folder / "imagefolder" / "test" / "bee" / "0.jpg").write_bytes(whole[: len(whole) // 2])
     (folder / "imagefolder" / "train" / "cat").mkdir()
     save(folder / "imagefolder" / "test" / "anf" / "0.jpg")
-    found = messages("imagefolder", folder)
-    assert_found(
-        found, "ant/1.jpg cannot be read", "bee/0.jpg cannot be read", "cat holds no image", "did you mean 'ant'"
+    listed = messages("imagefolder", folder)
+    assert_listed(
+        listed, "ant/1.jpg cannot be read", "bee/0.jpg cannot be read", "cat holds no image", "did you mean 'ant'"
     )
     with pytest.raises(DataError, match=r"unknown class 'anf'"):  # training stops at the first
         dataset("imagefolder").build(ImageOptions(), folder)
 
 
 def test_what_is_not_there_at_all_is_one_problem(tmp_path):
-    assert_found(messages("imagefolder", tmp_path), "no folder")
-    assert_found(messages("cub200", None), "FOVEAL_DATA")
+    assert_listed(messages("imagefolder", tmp_path), "no folder")
+    assert_listed(messages("cub200", None), "FOVEAL_DATA")
     (tmp_path / "VOCdevkit" / "VOC2012").mkdir(parents=True)
-    assert_found(messages("voc2012", tmp_path), "Main is missing")
+    assert_listed(messages("voc2012", tmp_path), "Main is missing")
 
 
 def test_wrong_options_are_not_problems_of_the_data(folder):
@@ -77,7 +77,7 @@ def test_another_folder_and_a_recipe_s_data_section(folder):
     (folder / "imagefolder").rename(folder / "mine")
     (folder / "mine" / "train" / "ant" / "1.jpg").write_bytes(b"")
     section = {"name": "imagefolder", "folder": "mine", "size": 64}
-    assert_found([str(problem) for problem in check("imagefolder", section, folder)], "ant/1.jpg")
+    assert_listed([str(problem) for problem in check("imagefolder", section, folder)], "ant/1.jpg")
     assert len(list(check(dataset("imagefolder"), ImageOptions(folder="mine"), folder))) == 1
 
 
@@ -118,9 +118,9 @@ def test_several_faults_of_voc(tmp_path):
     (root / "JPEGImages" / "2.jpg").unlink()
     (root / "Annotations" / "3.xml").unlink()
     write(root / "Annotations" / "4.xml", "<a><size>")
-    found = messages("voc2012", tmp_path)
-    assert_found(
-        found, "cat_train.txt is missing", "dog_train.txt has no line for image 2", "got '3 7'", "2.jpg: no such",
+    listed = messages("voc2012", tmp_path)
+    assert_listed(
+        listed, "cat_train.txt is missing", "dog_train.txt has no line for image 2", "got '3 7'", "2.jpg: no such",
         "3.xml cannot be read", "4.xml cannot be read",
     )  # fmt: skip
 
@@ -136,8 +136,8 @@ def test_several_faults_of_cub(tmp_path):
     write(folder / "bounding_boxes.txt", "1 0 0 1 1\n2 0 0 1 1\n3 0 0 1 1\n")
     (folder / "images" / "2.jpg").unlink()
     (folder / "images" / "3.jpg").write_bytes(b"")
-    found = messages("cub200", tmp_path)
-    assert_found(found, "image 5 (5.jpg)", "image 6 (6.jpg)", "2.jpg: no such", "3.jpg cannot be read", "of 4.jpg")
+    listed = messages("cub200", tmp_path)
+    assert_listed(listed, "image 5 (5.jpg)", "image 6 (6.jpg)", "2.jpg: no such", "3.jpg cannot be read", "of 4.jpg")
 
 
 def test_several_faults_of_cifar(tmp_path):
@@ -147,8 +147,8 @@ def test_several_faults_of_cifar(tmp_path):
         (folder / f"{name}.bin").write_bytes(bytes(3073))
     (folder / "data_batch_2.bin").write_bytes(bytes(3000))
     (folder / "data_batch_4.bin").write_bytes(b"\x0b" + bytes(3072))
-    found = messages("cifar10", tmp_path)
-    assert_found(found, "names 1 classes", "data_batch_2.bin is damaged", "data_batch_3.bin is missing", "a label 11")
+    listed = messages("cifar10", tmp_path)
+    assert_listed(listed, "names 1 classes", "data_batch_2.bin is damaged", "data_batch_3.bin is missing", "a label 11")
 
 
 def test_several_faults_of_tiny_imagenet(tmp_path):
@@ -157,7 +157,7 @@ def test_several_faults_of_tiny_imagenet(tmp_path):
         save(folder / "train" / wnid / "images" / "1.JPEG")
     save(folder / "val" / "images" / "a.JPEG")
     write(folder / "val" / "val_annotations.txt", "a.JPEG n01\nb.JPEG n02\nc.JPEG n09\n")
-    assert_found(messages("tiny-imagenet", tmp_path), "b.JPEG is missing", "c.JPEG is of class n09")
+    assert_listed(messages("tiny-imagenet", tmp_path), "b.JPEG is missing", "c.JPEG is of class n09")
 
 
 def test_several_faults_of_texts(tmp_path):
@@ -169,11 +169,11 @@ def test_several_faults_of_texts(tmp_path):
     (folder / "train" / "b" / "0.txt").unlink()
     (folder / "train" / "b" / "0.txt").symlink_to(tmp_path / "nowhere")
     (folder / "test" / "b" / "2.txt").write_bytes(b"\xff")
-    found = list(check("textfolder", None, tmp_path))
-    stops = [str(problem) for problem in found if problem.stops]
-    assert_found(stops, "unknown class 'c'", "d holds no text files", "b/0.txt cannot be read")
-    suspicious = [str(problem) for problem in found if not problem.stops]
-    assert_found(
+    problems = list(check("textfolder", None, tmp_path))
+    stops = [str(problem) for problem in problems if problem.stops]
+    assert_listed(stops, "unknown class 'c'", "d holds no text files", "b/0.txt cannot be read")
+    suspicious = [str(problem) for problem in problems if not problem.stops]
+    assert_listed(
         suspicious, "1.txt is not valid utf-8 at byte 3", "b/2.txt is not valid", "1 of 5 train", "1 of 6 test"
     )
 
@@ -182,10 +182,12 @@ def test_several_faults_of_tables(tmp_path):
     rows = "text,label\na,x\nb,y\nc\nd,\ne,x\n"
     write(tmp_path / "textcsv" / "train.csv", rows)
     (tmp_path / "textcsv" / "test.csv").write_bytes(b"text,label\na,z\ncaf\xe9,x\n")
-    found = messages("textcsv", tmp_path)
-    assert_found(found, "row 4: 1 columns", "row 5: the column 'label'", "unknown class 'z'", "row 3: not valid utf-8")
+    listed = messages("textcsv", tmp_path)
+    assert_listed(
+        listed, "row 4: 1 columns", "row 5: the column 'label'", "unknown class 'z'", "row 3: not valid utf-8"
+    )
     write_all(tmp_path / "ag_news_csv", {"train.csv": '"1","a","b"\n"3","a","b"\n"1","a"\n', "classes.txt": "x\ny\n"})
-    assert_found(messages("ag-news", tmp_path), "row 2: class '3'", "row 3: 2 columns", "test.csv is missing")
+    assert_listed(messages("ag-news", tmp_path), "row 2: class '3'", "row 3: 2 columns", "test.csv is missing")
 
 
 def test_several_faults_of_digits_and_photographs(tmp_path):
@@ -198,7 +200,7 @@ def test_several_faults_of_digits_and_photographs(tmp_path):
     images.write_bytes(gzip.compress(gzip.decompress(images.read_bytes())[:-5]))
     (tmp_path / "backgrounds" / "2.jpg").write_bytes(b"")
     save(tmp_path / "backgrounds" / "4.jpg", size=(300, 5))
-    assert_found(
+    assert_listed(
         messages("mref", tmp_path), "t10k-labels-idx1-ubyte.gz is missing", "train-images-idx3-ubyte.gz is damaged"
     )
     assert len(messages("mbg", tmp_path)) == 4
@@ -215,9 +217,9 @@ def test_several_faults_of_visual_genome(tmp_path):
     entries[2] |= {"attributes": ["not an object"]}
     entries[3]["attributes"][0] |= {"x": 1000}
     (folder / "attributes.json").write_text(json.dumps([*entries, {"image_id": "none"}]))
-    found = messages("visual-genome", tmp_path, min_count=3)
-    assert_found(
-        found, f"image {pictures[0].name} is annotated", f"{pictures[1].name} (", "lists 'not an object'",
+    listed = messages("visual-genome", tmp_path, min_count=3)
+    assert_listed(
+        listed, f"image {pictures[0].name} is annotated", f"{pictures[1].name} (", "lists 'not an object'",
         "has no 'image_id'",
         "lies outside of image",
     )  # fmt: skip

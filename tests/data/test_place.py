@@ -19,10 +19,10 @@ def an_entry(place):
 def test_what_is_missing_is_listed_with_how_to_get_it(name, tmp_path):
     entry = dataset(name)
     for root in (None, tmp_path):
-        found = entry.status(root)
-        assert not found.there
-        assert found.missing == [str((root or tmp_path.__class__()) / path) for path in entry.place.expected]
-        assert found.how
+        state = entry.status(root)
+        assert not state.there
+        assert state.missing == [str((root or tmp_path.__class__()) / path) for path in entry.place.expected]
+        assert state.how
     with pytest.raises(DataError, match="FOVEAL_DATA"):
         entry.build(entry.options(), None)
 
@@ -38,9 +38,9 @@ def test_class_folders_under_another_name_are_there_and_are_what_training_takes(
         for name in ("001.Albatross", "002.Pelican"):
             for n in range(4):
                 save(tmp_path / "cub200" / split / name / f"{n}.jpg")
-    found = dataset("cub200").status(tmp_path)
-    assert (found.there, found.layout, found.folder) == (True, "class folders", tmp_path / "cub200")
-    assert build("cub200", tmp_path, size=8, val_fraction=0.0).folder == found.folder
+    state = dataset("cub200").status(tmp_path)
+    assert (state.there, state.layout, state.folder) == (True, "class folders", tmp_path / "cub200")
+    assert build("cub200", tmp_path, size=8, val_fraction=0.0).folder == state.folder
 
 
 def test_a_complete_folder_is_preferred_to_an_incomplete_one(tmp_path):
@@ -50,15 +50,15 @@ def test_a_complete_folder_is_preferred_to_an_incomplete_one(tmp_path):
     for name in ("cat", "dog"):
         for n in range(5):
             save(tmp_path / "cifar10" / "train" / name / f"{n}.png", size=(32, 32))
-    found = dataset("cifar10").status(tmp_path)
-    assert (found.there, found.folder) == (True, tmp_path / "cifar10")
-    assert build("cifar10", tmp_path, val_fraction=0.0).folder == found.folder
+    state = dataset("cifar10").status(tmp_path)
+    assert (state.there, state.folder) == (True, tmp_path / "cifar10")
+    assert build("cifar10", tmp_path, val_fraction=0.0).folder == state.folder
 
 
 def test_an_archive_is_there_without_unpacking(tmp_path):
     (tmp_path / "20news-bydate.tar.gz").write_bytes(b"")
-    found = dataset("20news").status(tmp_path)
-    assert (found.there, found.layout, found.folder) == (True, "single file", tmp_path / "20news-bydate.tar.gz")
+    state = dataset("20news").status(tmp_path)
+    assert (state.there, state.layout, state.folder) == (True, "single file", tmp_path / "20news-bydate.tar.gz")
     (tmp_path / "textcsv").write_bytes(b"")  # a file by the name of a folder
     with pytest.raises(DataError, match="no column"):
         dataset("textcsv").build(TextOptions(), tmp_path)

@@ -1,3 +1,5 @@
+"""Random numbers that are functions of their name."""
+
 import math
 
 import pytest
@@ -30,8 +32,8 @@ def slow_uniform(seed, stream, *counters):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(-(2**40), 2**40), st.integers(0, 100), st.lists(st.integers(0, 2**50), min_size=1, max_size=4))
 def test_equals_plain_integer_arithmetic(seed, stream, counters):
-    found = uniform(seed, stream, *(torch.tensor([c]) for c in counters))
-    assert found.item() == slow_uniform(seed, stream, *counters)
+    numbers = uniform(seed, stream, *(torch.tensor([c]) for c in counters))
+    assert numbers.item() == slow_uniform(seed, stream, *counters)
 
 
 def test_is_a_pure_function():
@@ -107,10 +109,10 @@ def test_images_and_slots_do_not_mix():
 
 def test_integers_include_both_bounds():
     u = uniform(0, 0, torch.arange(N))
-    found = integers(3, 8, u)
-    assert found.dtype == torch.int64
-    assert found.unique().tolist() == [3, 4, 5, 6, 7, 8]
-    assert accepted((found - 3).bincount(minlength=6))
+    numbers = integers(3, 8, u)
+    assert numbers.dtype == torch.int64
+    assert numbers.unique().tolist() == [3, 4, 5, 6, 7, 8]
+    assert accepted((numbers - 3).bincount(minlength=6))
 
 
 @given(st.integers(-1000, 1000), st.integers(0, 2**31))
@@ -121,8 +123,8 @@ def test_integers_never_leave_the_bounds(low, width):
 
 def test_integers_with_bounds_of_their_own():
     high = torch.tensor([0, 1, 5])
-    found = integers(torch.zeros_like(high), high, torch.full((3,), 0.999, dtype=torch.float64))
-    assert found.tolist() == [0, 1, 5]
+    numbers = integers(torch.zeros_like(high), high, torch.full((3,), 0.999, dtype=torch.float64))
+    assert numbers.tolist() == [0, 1, 5]
 
 
 def test_normal_moments():

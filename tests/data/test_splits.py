@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Division into training, validation and test."""
 
 from itertools import chain
 
@@ -41,23 +41,23 @@ def test_official_splits_stay_as_they_are():
 
 
 def test_validation_is_cut_from_training_if_only_test_is_official():
-    made = complete({"train": numbered(*[0] * 10), "test": numbered(0, start=20)}, 0.3, 0.5, 0)
-    assert sorted(numbers(made["train"]) + numbers(made["val"])) == list(range(10))
-    assert len(made["val"]) == 3
-    assert numbers(made["test"]) == [20]
+    splits = complete({"train": numbered(*[0] * 10), "test": numbered(0, start=20)}, 0.3, 0.5, 0)
+    assert sorted(numbers(splits["train"]) + numbers(splits["val"])) == list(range(10))
+    assert len(splits["val"]) == 3
+    assert numbers(splits["test"]) == [20]
 
 
 def test_an_official_validation_split_without_test_is_the_test_split():
-    made = complete({"train": numbered(*[0] * 10), "val": numbered(0, start=20)}, 0.3, 0.5, 0)
-    assert numbers(made["test"]) == [20]
-    assert len(made["val"]) == 3
-    assert set(numbers(made["val"])) < set(range(10))
+    splits = complete({"train": numbered(*[0] * 10), "val": numbered(0, start=20)}, 0.3, 0.5, 0)
+    assert numbers(splits["test"]) == [20]
+    assert len(splits["val"]) == 3
+    assert set(numbers(splits["val"])) < set(range(10))
 
 
 def test_without_official_splits_all_three_are_cut():
-    made = complete({"train": numbered(*[0] * 20)}, 0.25, 0.2, 0)
-    assert [len(made[split]) for split in ("train", "val", "test")] == [12, 4, 4]
-    assert sorted(chain(*map(numbers, made.values()))) == list(range(20))
+    splits = complete({"train": numbered(*[0] * 20)}, 0.25, 0.2, 0)
+    assert [len(splits[split]) for split in ("train", "val", "test")] == [12, 4, 4]
+    assert sorted(chain(*map(numbers, splits.values()))) == list(range(20))
 
 
 def samples(counts: list[int]) -> LabelledImages:

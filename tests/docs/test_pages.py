@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(ROOT.glob("docs/**/*.md"))
-WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8") and page.stem != "extend"]
 PROSE = [page for page in PAGES if "/api/" not in page.as_posix()]
 
 

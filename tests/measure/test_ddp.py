@@ -12,6 +12,7 @@ def flat(value) -> torch.Tensor:
     return torch.cat([part.flatten().double() for part in (value if isinstance(value, tuple) else (value,))])
 
 
+@pytest.mark.slow
 def test_two_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))  # spawned processes inherit the path
     worker = importlib.import_module("ddp_worker")

@@ -486,6 +486,7 @@ def test_bad_targets_say_what_to_do() -> None:
         Sharpen(model, LAYERS[::-1])(x, y)
 
 
+@pytest.mark.slow
 def test_compiled_arithmetic_is_the_same():
     torch.manual_seed(0)
     model, (x, _) = net(), batch()
@@ -570,6 +571,7 @@ def test_weights_are_numbers_and_zero_asks_for_nothing() -> None:
     assert Sharpen(net(), "last", weights=weights).weights == {"separability_last": 0.5}
 
 
+@pytest.mark.slow
 def test_second_order_of_a_model_that_is_compiled_later():
     """What was found out about the model in earlier steps holds no more."""
     torch.compiler.reset()

@@ -1,10 +1,12 @@
-"""Commands on datasets: where each is expected, whether it is there, and whether its files are whole."""
+"""Commands on datasets: where each is expected, whether it is there, and whether its files can be read."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.progress import Progress
 from typer.core import TyperGroup
 
 from foveal.cli.terminal import Data, console, say
@@ -15,21 +17,24 @@ class _NameOrCommand(TyperGroup):
     """``foveal data NAME`` shows one dataset, ``foveal data check NAME`` reads it."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        positional = [arg for arg in args if not arg.startswith("-")]
-        if not positional or positional[0] not in self.commands:
+        if not args or args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["show", *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(cls=_NameOrCommand, help="Where each dataset is expected, whether it is there, and how to get it.")
+app = typer.Typer(
+    cls=_NameOrCommand,
+    help="Where datasets are expected and how to get them: foveal data [NAME]. "
+    "Read every file of one before training: foveal data check NAME.",
+)
 
 
-@app.command(hidden=True)
+@app.command()
 def show(
     name: Annotated[str | None, typer.Argument(help="A dataset; all if left out.")] = None,
     root: Data = None,
 ) -> None:
-    """Where each dataset is expected, whether it is there, and how to get it."""
+    """Where each dataset is expected, whether it is there, and how to get it; "show" may be left out."""
     from foveal.data import data_root, dataset, datasets
 
     folder = data_root(root)
@@ -37,10 +42,9 @@ def show(
     for entry in [dataset(name)] if name else datasets().values():
         status = entry.status(folder)
         state = "[green]there[/green]" if status.there else "[yellow]missing[/yellow]"
-        console.print(f"[bold]{entry.name}[/bold] {state}  {entry.summary}", highlight=False)
+        _print(f"[bold]{escape(entry.name)}[/bold] {state}  {escape(entry.summary)}")
         for path, there in status.files.items():
-            mark = "[green]✓[/green]" if there else "[yellow]–[/yellow]"
-            console.print(f"    {mark} {path}", highlight=False)
+            _print(f"    {'[green]✓[/green]' if there else '[yellow]–[/yellow]'} {escape(path)}")
         if not status.there:
             say(f"    {status.how}")
 
@@ -56,15 +60,23 @@ def check(
     """Read every file of a dataset, as training would, and list all that is wrong."""
     from foveal.data import data_root, dataset
     from foveal.data.check import check as find_problems
-    from foveal.recipe.files import parse_yaml
+    from foveal.recipe.loading import override_key
 
     entry = dataset(name)
-    pairs = [option.removeprefix("data.").partition("=") for option in options or []]
-    settings = {key: parse_yaml(value) for key, _, value in pairs}
-    problems = 0
-    for problem in find_problems(entry, settings, data_root(root)):
-        problems += 1
-        say(f"  {problem}")
+    settings: dict[str, Any] = {}
+    for option in options or []:
+        override_key(settings, option.removeprefix("data."))
+    problems = remarks = 0
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for problem in find_problems(entry, settings, data_root(root), bar.track):
+            problems += problem.stops
+            remarks += not problem.stops
+            say(f"  {problem}" if problem.stops else f"  remark: {problem}")
     if problems:
         raise DataError(f"{name}: {problems} problem(s) found; training would stop at the first of them")
-    say(f"{name}: every file could be read")
+    more = f"; {remarks} remark(s), at which training does not stop" if remarks else ""
+    say(f"{name}: every file could be read{more}")
+
+
+def _print(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)

@@ -23,11 +23,12 @@ def train(
     data: Data = None,
 ) -> None:
     """Train a recipe, or resume a run."""
-    from foveal.recipe import load
+    from foveal.recipe import available, load
     from foveal.reproduce import run_path
     from foveal.runs import RunFolder, find_run
 
-    if Path(recipe).is_dir():
+    folder = RunFolder(Path(recipe))
+    if folder.exists or (folder.path.is_dir() and recipe not in available()):
         folder = find_run(recipe)
         if overrides or out:
             raise UserError(f"{folder} is a run: it is resumed as it was started, without overrides and --out")

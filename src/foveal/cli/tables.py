@@ -31,7 +31,7 @@ def demo(
     todo = cells(table, 1, out)
     _fail(run_all(todo, jobs=jobs, say=say))
     _show_metrics(todo)
-    say_written("Open it in a browser", report(out / table))
+    say_written("Open it in a browser", report(todo[0].out.parents[1]))
 
 
 def _show_metrics(cells: Sequence[Cell]) -> None:
@@ -41,13 +41,13 @@ def _show_metrics(cells: Sequence[Cell]) -> None:
 
     results = [RunFolder(cell.out).result() for cell in cells]
     stored = {key: info for result in results for key, info in result["infos"].items()}
-    infos = [info for key in stored if (info := metric_info(key, stored[key])).better]
-    shown = Table("model", *(info.heading for info in infos[:4]), "parameters", "seconds")
+    infos = [info for key in stored if (info := metric_info(key, stored[key])).better][:4]
+    table = Table("model", *(info.heading for info in infos), "parameters", "seconds")
     for result in results:
-        values = [result["metrics"].get(info.key) for info in infos[:4]]
-        cells_ = ["–" if v is None else info.show(v) for info, v in zip(infos[:4], values, strict=True)]
-        shown.add_row(result["title"], *cells_, f"{result['parameters']:,}", f"{result['seconds']:.0f}")
-    console.print(shown)
+        values = [result["metrics"].get(info.key) for info in infos]
+        numbers = ["–" if value is None else info.show(value) for info, value in zip(infos, values, strict=True)]
+        table.add_row(result["title"], *numbers, f"{result['parameters']:,}", f"{result['seconds']:.0f}")
+    console.print(table)
 
 
 def _list_recipes() -> dict[str, str]:
@@ -161,7 +161,7 @@ def reproduce(
         write_csv(csv, rows)
         say_written("Rows", csv)
     if rows:
-        say_written("Report", report(sorted({cell.out.parents[1] for cell in todo})[0]))
+        say_written("Report", report(todo[0].out.parents[1]))
     _fail(failures)
 
 

@@ -40,8 +40,8 @@ def check(
     """
     entry = dataset(name) if isinstance(name, str) else name
     if options is None or isinstance(options, Mapping):
-        given = {key: value for key, value in (options or {}).items() if key != "name"}
-        options = parse(entry.options, given, "data")
+        section = {key: value for key, value in (options or {}).items() if key != "name"}
+        options = parse(entry.options, section, "data")
     reported = set()
     for problem in _problems(entry, options, root, progress or _silent):
         if problem.message not in reported:  # a file that is read twice has its problems twice

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from foveal import registry
 from foveal.errors import RunError
 from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, complete, load
@@ -98,7 +99,7 @@ class RunFolder:
 
     def check(self, recipe: Recipe) -> None:
         """Raise if the folder holds a run of another recipe; how the recipe was named does not matter."""
-        if self.exists and _comparable(self.recipe()) != _comparable(recipe):
+        if self.exists and comparable(self.recipe()) != comparable(recipe):
             raise RunError(f"{self} holds a run of another recipe; choose another --out or remove that folder")
 
     def header(self) -> dict[str, Any]:
@@ -232,9 +233,15 @@ def resume_advice(path: Path) -> str:
     return f"Free some space or make the folder writable, then resume with: foveal train {quoted(path)}"
 
 
-def _comparable(recipe: Recipe) -> Recipe:
-    """Without its names and its place in a table, and with what its task fills in."""
-    return replace(complete(recipe), name="", cell=None)
+def comparable(recipe: Recipe) -> Recipe:
+    """Without its name and its place in a table, with what its task fills in, and with weights only if not the usual.
+
+    Recipes that train the same are then equal.
+    """
+    recipe = complete(recipe)
+    usual = registry.tasks.get(recipe.task).usual_weights
+    weights = {name: weight for name, weight in recipe.loss.weights.items() if weight != usual.get(name, 1.0)}
+    return replace(recipe, name="", cell=None, loss=replace(recipe.loss, weights=weights))
 
 
 def _finite(value: Any) -> Any:

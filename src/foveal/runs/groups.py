@@ -8,15 +8,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from foveal.errors import UserError
 from foveal.measure.info import MetricInfo, metric_info
-from foveal.runs.folder import Stored, finite
+from foveal.recipe import load
+from foveal.recipe.grids import former_names
+from foveal.runs.folder import Stored, comparable, finite
 from foveal.runs.reading import Run
 
 HARDWARE = {"data.workers"} | {
     f"train.{key}"
     for key in ("accelerator", "devices", "nodes", "strategy", "compile", "tensorboard", "threads_backward")
 }
-NO_SETTINGS = ("name", "version")  # keys of a recipe that change nothing in a run
+NO_SETTINGS = ("name", "version", "cell", "published")  # keys of a recipe that change nothing in a run
 
 Key = tuple[str, bool, str]
 """Task, whether the data is embedded, and the dataset."""
@@ -115,12 +120,19 @@ def _row(same: _Same, runs: list[Run]) -> tuple[Any, ...]:
 
 def _same(run: Run) -> _Same:
     """What two runs must share to be the same experiment with another seed."""
-    settings = {
-        key: value
-        for key, value in flat(run.settings)
-        if not key.endswith("seed") and key not in HARDWARE and key not in NO_SETTINGS
-    }
-    return run.title, run.recipe_name, tuple(sorted(settings.items()))
+    mapping = {key: value for key, value in _settings(run).items() if key not in NO_SETTINGS}
+    settings = {k: v for k, v in flat(mapping) if not k.endswith("seed") and k not in HARDWARE}
+    name = former_names().get(run.recipe_name, run.recipe_name)
+    return run.title, name, tuple(sorted(settings.items()))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    """The recipe in the keys of today, with what its task fills in; as it is written if it cannot be loaded."""
+    try:
+        recipe = comparable(load(run.folder / "recipe.yaml"))
+    except UserError:
+        return run.settings
+    return yaml.safe_load(recipe.dump())
 
 
 def flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:

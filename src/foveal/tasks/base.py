@@ -27,13 +27,13 @@ from foveal.measure.info import MetricInfo
 from foveal.recipe import LossOptions, MeasureOptions, Recipe
 from foveal.tasks.attention_losses import AttentionLosses
 from foveal.tasks.optim import fused_step, optimiser, schedule
+from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.results import Results
 from foveal.typed import check_names
 
 if TYPE_CHECKING:
     from foveal.runs import Group
     from foveal.see.page import Section
-    from foveal.tasks.prediction import Prediction, Trained
     from foveal.tasks.report import ReportWords
 
 SAMPLES = 12  # test samples kept for pictures

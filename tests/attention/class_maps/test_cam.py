@@ -64,9 +64,9 @@ class Smooth(nn.Module):
 @pytest.mark.parametrize("layer", ["pointwise", "norm4", "last"])
 def test_equals_the_equation(layer: str, kind: str) -> None:
     model, x, target = net().double(), images(3, dtype=torch.float64), [0, 4, 2]
-    found = foveal.cam(model, x, torch.tensor(target), layer, kind)
+    actual = foveal.cam(model, x, torch.tensor(target), layer, kind)
     expected = slow(model, x, target, model.get_submodule(layer), kind)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
     assert expected.max() > 0
 
 
@@ -101,9 +101,9 @@ def test_equals_pytorch_grad_cam(name: str) -> None:
         kept = other.activations_and_grads
         arrays = [values[0].numpy() for values in (kept.activations, kept.gradients)]
         expected = torch.from_numpy(other.get_cam_image(x, layer, classes, *arrays, False)).clamp_min(0)
-    found = foveal.cam(model, x, torch.tensor(target), ARCHITECTURES[name], "gradcam")
+    actual = foveal.cam(model, x, torch.tensor(target), ARCHITECTURES[name], "gradcam")
     assert expected.amax() > 0
-    torch.testing.assert_close(found / expected.max(), expected / expected.max(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(actual / expected.max(), expected / expected.max(), rtol=1e-4, atol=1e-5)
 
 
 def test_channel_is_gradcam_where_gradients_are_positive() -> None:
@@ -148,17 +148,17 @@ def test_last_layer_before_pooling_and_linear_head(kind: str) -> None:
     expected = torch.einsum("nc,nchw->nhw", rows, features).relu()
     upstream = torch.randn(expected.shape)
     wanted = torch.autograd.grad((expected * upstream).sum(), list(model.parameters()), allow_unused=True)
-    found = foveal.cam(model, x, target, "b", kind, order=2)
-    torch.testing.assert_close(found, expected)
-    given = torch.autograd.grad((found * upstream).sum(), list(model.parameters()), allow_unused=True)
-    for a, b in zip(given, wanted, strict=True):
+    actual = foveal.cam(model, x, target, "b", kind, order=2)
+    torch.testing.assert_close(actual, expected)
+    inputs = torch.autograd.grad((actual * upstream).sum(), list(model.parameters()), allow_unused=True)
+    for a, b in zip(inputs, wanted, strict=True):
         torch.testing.assert_close(a, b)
     expected = torch.einsum("nc,nchw->nhw", rows.detach(), model.b(model.a(x))).relu()
     wanted = torch.autograd.grad((expected * upstream).sum(), list(model.parameters()), allow_unused=True)
-    found = foveal.cam(model, x, target, "b", kind, order=1)
-    given = torch.autograd.grad((found * upstream).sum(), list(model.parameters()), allow_unused=True)
-    assert given[-2] is None  # first order does not reach the classifier
-    for a, b in zip(given, wanted, strict=True):
+    actual = foveal.cam(model, x, target, "b", kind, order=1)
+    inputs = torch.autograd.grad((actual * upstream).sum(), list(model.parameters()), allow_unused=True)
+    assert inputs[-2] is None  # first order does not reach the classifier
+    for a, b in zip(inputs, wanted, strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -239,6 +239,7 @@ def live() -> int:
         return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_thousand_calls_leak_nothing() -> None:
     model, x, target = Smooth(), torch.randn(2, 2, 6, 6), torch.tensor([1, 2])
 
@@ -259,12 +260,12 @@ def test_without_gradients_maps_come_without_a_graph() -> None:
     expected = foveal.cam(model, x, target, "last")
     assert expected.requires_grad
     with torch.no_grad():
-        found = foveal.cam(model, x, target, "last")
-    assert not found.requires_grad
-    torch.testing.assert_close(found, expected.detach())
+        actual = foveal.cam(model, x, target, "last")
+    assert not actual.requires_grad
+    torch.testing.assert_close(actual, expected.detach())
     with torch.inference_mode():
-        found = foveal.cam(model, x * 1.0, target, "last", order=2)
-    torch.testing.assert_close(found, expected.detach())
+        actual = foveal.cam(model, x * 1.0, target, "last", order=2)
+    torch.testing.assert_close(actual, expected.detach())
 
 
 class Plain(nn.Module):
@@ -285,13 +286,13 @@ def test_an_in_place_relu_does_not_touch_what_was_tapped() -> None:
     one, other = Plain(nn.ReLU()), Plain(nn.ReLU(inplace=True))
     other.load_state_dict(one.state_dict())
     x, target = images(2), torch.tensor([1, 2])
-    found = []
+    actual = []
     for model in (one, other):
         model.zero_grad()
         maps = foveal.cam(model, x, target, "features", "gradcam")
         maps.square().sum().backward()
-        found.append((maps.detach(), model.features.weight.grad))
-    torch.testing.assert_close(found[0], found[1])
+        actual.append((maps.detach(), model.features.weight.grad))
+    torch.testing.assert_close(actual[0], actual[1])
     assert (one.features(x) < 0).any()  # the two would differ
 
 
@@ -299,9 +300,9 @@ def test_a_frozen_backbone_has_maps_too() -> None:
     model, x, target = net(), images(2), torch.tensor([1, 2])
     expected = foveal.cam(model, x, target, ["pointwise", "last"])
     model.requires_grad_(False)
-    found = foveal.cam(model, x, target, ["pointwise", "last"])
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name])
+    actual = foveal.cam(model, x, target, ["pointwise", "last"])
+    for name in actual:
+        torch.testing.assert_close(actual[name], expected[name])
     model.head.requires_grad_(True)
     foveal.cam(model, x, target, "last", order=2).sum().backward()
     assert model.head.weight.grad.abs().sum() > 0
@@ -354,9 +355,9 @@ def test_second_order_falls_back_where_it_is_impossible_and_says_so(rest: type, 
     torch.manual_seed(0)
     model, x, target = Plain(rest()), images(2), torch.tensor([1, 2])
     with pytest.warns(UserWarning, match=f"order=2 is not possible here: .*{name}.* order=1 is used"):
-        found = foveal.cam(model, x, target, "features", order=2)
-    torch.testing.assert_close(found, foveal.cam(model, x, target, "features", order=1))
-    found.sum().backward()  # does not raise later either
+        actual = foveal.cam(model, x, target, "features", order=2)
+    torch.testing.assert_close(actual, foveal.cam(model, x, target, "features", order=1))
+    actual.sum().backward()  # does not raise later either
     with pytest.warns(UserWarning, match="order=2 is not possible here"):
         foveal.cam(model, x, target, ["features", "rest"], order=2)
     before_it = foveal.cam(model, x, target, "rest", order=2)  # what lies before the layer does not matter
@@ -394,11 +395,11 @@ def test_frozen_batch_norm_makes_maps_of_each_sample_alone() -> None:
         fixed.get_submodule(name).running_mean.copy_(kept[0].mean((0, 2, 3)))
         fixed.get_submodule(name).running_var.copy_(kept[0].var((0, 2, 3), unbiased=False))
     expected = foveal.cam(fixed, x, target, "depthwise", order=2)
-    found = foveal.cam(model, x, target, "depthwise", order=2, batch_norm="frozen")
-    torch.testing.assert_close(found, expected)
+    actual = foveal.cam(model, x, target, "depthwise", order=2, batch_norm="frozen")
+    torch.testing.assert_close(actual, expected)
     both = foveal.cam(model, x, target, ["depthwise", "last"], batch_norm="frozen")
     torch.testing.assert_close(both["depthwise"], expected)
-    (a,) = torch.autograd.grad(found.square().sum(), model.norm3.weight, retain_graph=True)
+    (a,) = torch.autograd.grad(actual.square().sum(), model.norm3.weight, retain_graph=True)
     assert a.abs().sum() > 0
     coupled = foveal.cam(model, x, target, "depthwise", order=2)
     assert not torch.allclose(coupled, expected, rtol=1e-3)
@@ -445,8 +446,8 @@ def test_autocast(dtype: torch.dtype) -> None:
     expected = foveal.cam(model, x, target, ["pointwise", "last"])
     for order in (1, 2):
         with torch.autocast("cpu", dtype):
-            found = foveal.cam(model, x, target, ["pointwise", "last"], order=order)
-        for name, maps in found.items():
+            actual = foveal.cam(model, x, target, ["pointwise", "last"], order=order)
+        for name, maps in actual.items():
             assert maps.dtype == torch.float32
             assert (maps - expected[name]).norm() < 0.05 * expected[name].norm()
             maps.sum().backward(retain_graph=True)
@@ -458,9 +459,9 @@ def test_small_gradients_survive_float16() -> None:
         model.head.weight.mul_(1e-5)  # over HW this is below what float16 can hold
     expected = foveal.cam(model, x, 1, "last")
     with torch.autocast("cpu", torch.float16):
-        found = foveal.cam(model, x, 1, "last")
+        actual = foveal.cam(model, x, 1, "last")
     assert expected.max() > 0
-    assert (found - expected).norm() < 0.05 * expected.norm()
+    assert (actual - expected).norm() < 0.05 * expected.norm()
 
 
 def test_channels_last() -> None:
@@ -477,25 +478,25 @@ def test_inserted_attention() -> None:
     expected = foveal.cam(model, x, 2, "last", order=2)
     for mechanism in ("aw", "se", "cbam"):
         foveal.insert(model, mechanism)
-    found = foveal.cam(model, x, 2, "last", order=2)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    found = foveal.cam(model, x, 2, "pointwise", order=2)
-    found.square().sum().backward()
+    actual = foveal.cam(model, x, 2, "last", order=2)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+    actual = foveal.cam(model, x, 2, "pointwise", order=2)
+    actual.square().sum().backward()
     assert all(p.grad is not None for n, p in model.named_parameters() if n.startswith("grouped.attached"))
 
 
 class Returns(nn.Module):
-    def __init__(self, how) -> None:
+    def __init__(self, wrap_scores) -> None:
         super().__init__()
-        self.inner, self.how = SmallNet(), how
+        self.inner, self.wrap_scores = SmallNet(), wrap_scores
 
     def forward(self, x: Tensor):
-        return self.how(self.inner(x))
+        return self.wrap_scores(self.inner(x))
 
 
-@pytest.mark.parametrize("how", [lambda y: (y, None), lambda y: {"logits": y}, lambda y: [y, y]])
-def test_other_ways_to_return_scores(how) -> None:
-    model = Returns(how)
+@pytest.mark.parametrize("wrap_scores", [lambda y: (y, None), lambda y: {"logits": y}, lambda y: [y, y]])
+def test_other_ways_to_return_scores(wrap_scores) -> None:
+    model = Returns(wrap_scores)
     x = images(2)
     torch.testing.assert_close(foveal.cam(model, x, 1, "inner.last"), foveal.cam(model.inner, x, 1, "last"))
 
@@ -581,7 +582,7 @@ def test_second_order_is_possible_with_kernel_shaped_attention():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         maps = [foveal.cam(model, x, y, at="layer2", order=order).square().sum() for order in (1, 2)]
-    first, second = (torch.autograd.grad(each, model.conv1.weight)[0] for each in maps)
+    first, second = (torch.autograd.grad(entry, model.conv1.weight)[0] for entry in maps)
     assert not torch.allclose(first, second)
 
 
@@ -596,8 +597,8 @@ def test_classes_found_in_inference_mode() -> None:
     model, x = net(), images(2)
     expected = foveal.cam(model, x, model(x).argmax(1), "last")
     with torch.inference_mode():
-        found = foveal.cam(model, x, model(x).argmax(1), "last")
-    torch.testing.assert_close(found, expected)
+        actual = foveal.cam(model, x, model(x).argmax(1), "last")
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -607,9 +608,9 @@ def test_hard_sigmoids_have_a_second_order(inplace: bool) -> None:
     expected = foveal.cam(model, x, target, "features")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = foveal.cam(model, x, target, "features", order=2)
-    torch.testing.assert_close(found, expected)
-    found.sum().backward()
+        actual = foveal.cam(model, x, target, "features", order=2)
+    torch.testing.assert_close(actual, expected)
+    actual.sum().backward()
     assert model.head.weight.grad.abs().sum() > 0
 
 
@@ -639,14 +640,14 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_activation_checkpointing(order: int) -> None:
-    x, target, found = images(3, dtype=torch.float64), torch.tensor([1, 2, 0]), []
+    x, target, actual = images(3, dtype=torch.float64), torch.tensor([1, 2, 0]), []
     for reentrant in (None, False):
         torch.manual_seed(0)
         model = Checkpointed(reentrant).double()
         maps = foveal.cam(model, x, target, ["first", "second.2"], order=order)
-        sum(each.square().sum() for each in maps.values()).backward()
-        found.append([*maps.values(), *(p.grad for p in model.parameters() if p.grad is not None)])
-    torch.testing.assert_close(found[1], found[0])
+        sum(entry.square().sum() for entry in maps.values()).backward()
+        actual.append([*maps.values(), *(p.grad for p in model.parameters() if p.grad is not None)])
+    torch.testing.assert_close(actual[1], actual[0])
     for layer in ("first", "second.2"):
         with pytest.raises(UserError, match="checkpoint with use_reentrant=False"):
             foveal.cam(Checkpointed(True).double(), x, target, layer, order=order)
@@ -661,10 +662,10 @@ def test_activation_checkpointing_that_cannot_be_run_again() -> None:
 
 
 def test_channels_first_is_believed_where_it_fits() -> None:
-    def grid(shape: tuple[int, ...], size: tuple[int, int], **how) -> tuple[int, ...]:
-        found = layout(shape, 2, size, **how)
-        assert found is not None
-        return tuple(found(torch.zeros(shape)).shape[2:])
+    def grid(shape: tuple[int, ...], size: tuple[int, int], **layout_options) -> tuple[int, ...]:
+        actual = layout(shape, 2, size, **layout_options)
+        assert actual is not None
+        return tuple(actual(torch.zeros(shape)).shape[2:])
 
     assert grid((2, 24, 32, 42), (250, 333)) == (32, 42)  # 24×32 has the better proportions
     assert grid((2, 24, 32, 42), (250, 333), nhwc=True) == (24, 32)
@@ -696,13 +697,13 @@ def test_a_layer_that_does_nothing_is_not_what_goes_around_it() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x.clone()
 
-    found = []
+    actual = []
     for layer in (Copies(), nn.Dropout(0.5), nn.Identity()):
         torch.manual_seed(0)
-        found.append(foveal.cam(Around(layer).eval(), images(2), 1, "layer", "gradcam"))
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
-    assert found[0].max() > 0
+        actual.append(foveal.cam(Around(layer).eval(), images(2), 1, "layer", "gradcam"))
+    torch.testing.assert_close(actual[1], actual[0])
+    torch.testing.assert_close(actual[2], actual[0])
+    assert actual[0].max() > 0
 
 
 def test_patches_before_the_class_token_is_added() -> None:

@@ -24,17 +24,17 @@ def net() -> nn.Module:
 
 def steps(model: nn.Module, times: int = 2) -> list[torch.Tensor]:
     """Maps of a few batches and the gradient of a loss on them."""
-    found = []
+    actual = []
     for i in range(times):
         model.zero_grad()
         x, target = images(3, seed=i), torch.tensor([[0, 1], [2, 3], [4, 0]])
         maps = foveal.cam(model, x, target, LAYERS)
-        sum(each.square().sum() for each in maps.values()).backward()
-        found += [each.detach() for each in maps.values()]
-        found.append(
+        sum(item.square().sum() for item in maps.values()).backward()
+        actual += [item.detach() for item in maps.values()]
+        actual.append(
             model.get_parameter(next(n for n, _ in model.named_parameters() if n.endswith("stem.weight"))).grad
         )
-    return found
+    return actual
 
 
 def whole(model: nn.Module) -> nn.Module:
@@ -52,7 +52,7 @@ def one_layer(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
-@pytest.mark.parametrize("wrap", [whole, in_place, one_layer])
+@pytest.mark.parametrize("wrap", [whole, pytest.param(in_place, marks=pytest.mark.slow), one_layer])
 def test_compiled_equals_eager(wrap, used: bool) -> None:
     torch.compiler.reset()
     expected = steps(net())
@@ -74,11 +74,12 @@ def test_compiled_parts_are_differentiated_once() -> None:
     torch.compiler.reset()
     model, x = whole(net()), images(2)
     with pytest.warns(UserWarning, match="order=2 is not possible here: CompiledFunction"):
-        found = foveal.cam(model, x, 1, "pointwise", order=2)
-    torch.testing.assert_close(found, foveal.cam(net(), x, 1, "pointwise"))
-    found.sum().backward()
+        actual = foveal.cam(model, x, 1, "pointwise", order=2)
+    torch.testing.assert_close(actual, foveal.cam(net(), x, 1, "pointwise"))
+    actual.sum().backward()
 
 
+@pytest.mark.slow
 def test_the_compiler_that_users_have() -> None:
     """Inductor frees buffers in the first backward unless it is told that there will be more."""
     torch.compiler.reset()
@@ -97,16 +98,16 @@ def test_the_compiler_that_users_have() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model(x).sum().backward()
-        found = foveal.cam(model, x, target, ["a", "b"])
+        actual = foveal.cam(model, x, target, ["a", "b"])
     expected = foveal.cam(plain, x, target, ["a", "b"])
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name])
+        torch.testing.assert_close(actual[name], expected[name])
     plain.zero_grad()
-    sum(each.sum() for each in found.values()).backward()
-    given = [p.grad for p in plain.parameters()]
+    sum(item.sum() for item in actual.values()).backward()
+    inputs = [p.grad for p in plain.parameters()]
     plain.zero_grad()
-    sum(each.sum() for each in expected.values()).backward()
-    for a, b in zip(given, [p.grad for p in plain.parameters()], strict=True):
+    sum(item.sum() for item in expected.values()).backward()
+    for a, b in zip(inputs, [p.grad for p in plain.parameters()], strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -133,6 +134,7 @@ def test_a_compiled_function_cannot_be_made_to_keep_its_buffers(more: bool) -> N
         foveal.cam(model, x, 1, "a")
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     worker = importlib.import_module("cam_worker")

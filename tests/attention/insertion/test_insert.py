@@ -27,7 +27,10 @@ MODELS = {
 }
 OPTIONS = {"own": {"reduction": 2}, "mobilenet": {"reduction": 4}}  # narrow layers
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
-each_model = pytest.mark.parametrize("name", MODELS)
+QUICK = ("own", "timm")
+each_model = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 
 
 def net(name="own", dtype=torch.float64, seed=0):
@@ -184,13 +187,13 @@ def test_the_insertion_tells_what_it_did(mechanism):
     assert f"Conv2d+{mechanism}" in repr(model) or f"Norm+{mechanism}" in repr(model)
 
 
-@pytest.mark.parametrize("way", ["deepcopy", "pickle", "torch"])
+@pytest.mark.parametrize("method", ["deepcopy", "pickle", "torch"])
 @each_mechanism
-def test_copies(mechanism, way, tmp_path):
+def test_copies(mechanism, method, tmp_path):
     model, x = net(), batch()
     put(model, mechanism)
     stir(model).eval()
-    match way:
+    match method:
         case "deepcopy":
             twin = copy.deepcopy(model)
         case "pickle":
@@ -253,6 +256,7 @@ def test_exported_equals_eager(mechanism):
         torch.testing.assert_close(exported(inputs), model(inputs))
 
 
+@pytest.mark.slow
 @each_mechanism
 def test_onnx_equals_eager(mechanism, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -262,8 +266,8 @@ def test_onnx_equals_eager(mechanism, tmp_path):
     stir(model).eval()
     torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=True)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), model(x).detach(), atol=1e-4, rtol=1e-4)
+    (actual,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(actual), model(x).detach(), atol=1e-4, rtol=1e-4)
 
 
 @each_mechanism
@@ -325,6 +329,7 @@ def test_frozen_layers_stay_frozen(mechanism):
     assert all(torch.equal(model.get_parameter(name), value) for name, value in old.items())
 
 
+@pytest.mark.slow
 def test_two_processes_need_every_parameter(tmp_path: Path):
     worker = importlib.import_module("insert_worker")
     multiprocessing.spawn(worker.work, args=(2, str(tmp_path)), nprocs=2)
@@ -471,7 +476,7 @@ def test_at_a_list_of_globs_takes_every_layer_once():
 
 
 @pytest.mark.parametrize(
-    ("at", "said"),
+    ("at", "message"),
     [
         ("layer2.0.convv1", "unknown layer 'layer2.0.convv1'; did you mean .*'layer2.0.conv1'"),
         (["layer1.0.conv1", "layer9.0.conv1"], "unknown layer 'layer9.0.conv1'; did you mean 'layer4.0.conv1'"),
@@ -481,10 +486,10 @@ def test_at_a_list_of_globs_takes_every_layer_once():
     ],
 )
 @each_mechanism
-def test_at_that_matches_nothing(mechanism, at, said):
+def test_at_that_matches_nothing(mechanism, at, message):
     model = timm.create_model("resnet18")
     before = tree(model)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         foveal.insert(model, mechanism, at)
     assert tree(model) == before
 
@@ -509,7 +514,7 @@ def odd(layer):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "layer", "said"),
+    ("mechanism", "layer", "message"),
     [
         ("aw", nn.ReLU(), r"'aw' cannot be put on 2 \(ReLU\): it is no 2-d convolution"),
         ("aw", OwnConv(8, 8, 3), r"2 \(OwnConv\): OwnConv has a convolution of its own"),
@@ -522,16 +527,16 @@ def odd(layer):
         ("se", Occupied(8, 8, 3), "2: Occupied has an attribute 'attached' of its own"),
     ],
 )
-def test_a_layer_that_cannot_be_served_leaves_the_model_alone(mechanism, layer, said):
+def test_a_layer_that_cannot_be_served_leaves_the_model_alone(mechanism, layer, message):
     model = odd(layer)
     plain = copy.deepcopy(model)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         foveal.insert(model, mechanism, at=["0", "2"])
     assert_untouched(model, plain, images(2))
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "options", "said"),
+    ("mechanism", "options", "message"),
     [
         ("aw", {"share_out": 8}, "^last: share_out=8 does not divide 12"),
         ("aw", {"share_kernel": 3, "at": ["stem", "last"]}, "^last: share_kernel=3 does not divide 1"),
@@ -540,26 +545,26 @@ def test_a_layer_that_cannot_be_served_leaves_the_model_alone(mechanism, layer, 
         ("cbam", {"pools": ("sum",)}, "^norm1: unknown pooling 'sum'"),
     ],
 )
-def test_an_option_that_does_not_fit_leaves_the_model_alone(mechanism, options, said):
+def test_an_option_that_does_not_fit_leaves_the_model_alone(mechanism, options, message):
     model, x = net(), batch()
     plain = copy.deepcopy(model)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         foveal.insert(model, mechanism, **options)
     assert_untouched(model, plain, x)
 
 
 def test_a_mechanism_that_breaks_half_way_leaves_the_model_alone(monkeypatch):
     monkeypatch.setattr(registered, "_MECHANISMS", dict(registered._MECHANISMS))
-    made = []
+    result = []
 
     @foveal.register_mechanism("brittle")
     class Brittle(Gate):
         def __init__(self, channels, *, start):
             super().__init__()
-            made.append(self)
+            result.append(self)
 
         def to(self, *args, **kwargs):
-            if self is made[-1]:
+            if self is result[-1]:
                 raise RuntimeError("no room left")
             return super().to(*args, **kwargs)
 
@@ -571,7 +576,7 @@ def test_a_mechanism_that_breaks_half_way_leaves_the_model_alone(monkeypatch):
     twin = copy.deepcopy(model)
     with pytest.raises(RuntimeError, match="no room left"):
         foveal.insert(model, "brittle")
-    assert len(made) > 2
+    assert len(result) > 2
     assert_untouched(model, twin, x)
 
 

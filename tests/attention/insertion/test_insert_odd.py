@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import foveal
-from foveal.attention.insertion.insert import reattach
+from foveal.attention import reattach
 from foveal.attention.insertion.layers import block_ends
 from foveal.errors import UserError
 from foveal.models.registry import any_model
@@ -92,10 +92,10 @@ def test_ejecting_what_was_parametrised_since_leaves_everything_as_it_is():
 @pytest.mark.parametrize("convert", [nn.SyncBatchNorm.convert_sync_batchnorm, timm.layers.convert_sync_batchnorm])
 @pytest.mark.parametrize("again", [True, False])
 def test_ejecting_from_norms_that_took_the_place_of_others(convert, again):
-    def made():
+    def result():
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8))
 
-    model, plain = made(), convert(made())
+    model, plain = result(), convert(result())
     dones = [foveal.insert(model, "se", at=["1", "3"]), foveal.insert(model, "cbam", at="1")]
     model = convert(model)
     if again:
@@ -152,9 +152,9 @@ def test_strided_attention_exports_with_open_sizes():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, stride=2, padding=1)).eval()
     foveal.insert(model, "aw", at="1", start="paper")
     sizes = {2: torch.export.Dim("h", min=8), 3: torch.export.Dim("w", min=8)}
-    made = torch.export.export(model, (images(2, 16),), dynamic_shapes=({0: torch.export.Dim("n", min=2), **sizes},))
+    result = torch.export.export(model, (images(2, 16),), dynamic_shapes=({0: torch.export.Dim("n", min=2), **sizes},))
     x = torch.rand(3, 3, 11, 14)
-    torch.testing.assert_close(made.module()(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(result.module()(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_several_names_and_layers_called_attached():
@@ -198,7 +198,7 @@ def test_sharing_along_the_batch():
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda m: foveal.insert(m, "se", reductoin=4), "unknown key 'reductoin'; did you mean 'reduction'"),
         (lambda m: foveal.insert(m, "se", at=3), "at must be a name"),
@@ -225,10 +225,10 @@ def test_sharing_along_the_batch():
         (lambda m: foveal.insert(m, "cbam", pools=[3]), "unknown pooling 3; known: avg, max"),
     ],
 )
-def test_what_makes_no_sense(call, said):
+def test_what_makes_no_sense(call, message):
     model = nn.Sequential(nn.Conv2d(3, 8, 3))
     before = tree(model)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         call(model)
     assert tree(model) == before
 
@@ -269,8 +269,8 @@ def test_a_detector_of_torchvision_is_built_without_fetching_weights(monkeypatch
     ],
 )
 def test_gates_go_to_the_ends_of_blocks_however_these_are_built(name, count, first, last):
-    found = block_ends(any_model(name))
-    assert (len(found), found[0], found[-1]) == (count, first, last)
+    actual = block_ends(any_model(name))
+    assert (len(actual), actual[0], actual[-1]) == (count, first, last)
 
 
 def test_whole_numbers_of_numpy_are_options_too() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 
 import foveal
 
+QUICK = ("seresnet18", "mobilenetv3_small_050", "convnext_atto")  # the others are slow tests
 ARCHITECTURES = (
     "resnet18",
     "resnet10t",
@@ -62,7 +63,9 @@ def settled(model, x):
     return model.eval()
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
+)
 def test_every_mechanism(architecture):
     torch.manual_seed(0)
     model, x = timm.create_model(architecture, num_classes=5, **OPTIONS.get(architecture, {})), images(2, (64, 64))

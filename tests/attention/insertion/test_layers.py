@@ -86,9 +86,9 @@ def test_deep_stems_stay_ordinary(name, blocks):
     with torch.device("meta"):
         model = timm.create_model(name)
     for prefix, network in (("", model), ("backbone.", nn.ModuleDict({"backbone": model}))):
-        found = spatial_convolutions(network)
-        assert len(found) == blocks
-        assert all(site.startswith(f"{prefix}layer") for site in found)
+        actual = spatial_convolutions(network)
+        assert len(actual) == blocks
+        assert all(site.startswith(f"{prefix}layer") for site in actual)
 
 
 def test_a_network_before_the_first_block_is_no_stem():
@@ -104,8 +104,8 @@ def test_flat_shortcuts_take_no_gate(shortcut):
 def test_pre_activation_blocks_end_in_a_convolution():
     assert block_ends(nn.Sequential(nn.Conv2d(3, 8, 3), PreActivation(), PreActivation())) == ["1.conv2", "2.conv2"]
     with torch.device("meta"):
-        found = block_ends(timm.create_model("resnetv2_50"))
-    assert (len(found), found[0], found[-1]) == (16, "stages.0.blocks.0.conv3", "stages.3.blocks.2.conv3")
+        actual = block_ends(timm.create_model("resnetv2_50"))
+    assert (len(actual), actual[0], actual[-1]) == (16, "stages.0.blocks.0.conv3", "stages.3.blocks.2.conv3")
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def test_pre_activation_blocks_end_in_a_convolution():
 )
 def test_kernels_of_separable_networks(name, count, first, last):
     with torch.device("meta"):
-        found = spatial_convolutions(timm.create_model(name))
-    assert (len(found), found[0], found[-1]) == (count, first, last)
+        actual = spatial_convolutions(timm.create_model(name))
+    assert (len(actual), actual[0], actual[-1]) == (count, first, last)
 
 
 @pytest.mark.parametrize(("name", "count"), [("rexnet_100", 17), ("resnest14d", 4)])
 def test_attention_of_the_model_itself_is_no_block(name, count):
     with torch.device("meta"):
-        found = block_ends(timm.create_model(name))
-    assert len(found) == count
-    assert not [site for site in found if ".se." in site or ".conv2." in site]
+        actual = block_ends(timm.create_model(name))
+    assert len(actual) == count
+    assert not [site for site in actual if ".se." in site or ".conv2." in site]
 
 
 def test_fused_blocks_have_one_gate_each():

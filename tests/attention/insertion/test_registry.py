@@ -44,9 +44,9 @@ def test_what_there_is():
     known = foveal.mechanisms()
     assert {"aw", "se", "cbam"} <= set(known)
     assert list(known) == sorted(known)
-    for said in known.values():
-        assert said
-        assert "\n" not in said
+    for message in known.values():
+        assert message
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("name", ["scale", "my-scale"])
@@ -149,26 +149,26 @@ def test_options_of_ones_own_are_held_against_their_annotations():
             groups: int,
             side: Literal[3, 5] = 3,
             steps: tuple[int, ...] = (),
-            how: T = None,
+            mode: T = None,
             start="identity",
         ):
             super().__init__()
-            self.options = (groups, side, steps, how)
+            self.options = (groups, side, steps, mode)
 
         def forward(self, x):
             return x
 
     model = SmallNet()
-    done = foveal.insert(model, "own", at="last", groups=4, side=5, steps=[1, 2, 3], how="any")
+    done = foveal.insert(model, "own", at="last", groups=4, side=5, steps=[1, 2, 3], mode="any")
     assert model.last.attached["own"].options == (4, 5, (1, 2, 3), "any")
     done.eject()
-    for wrong, said in (
+    for wrong, message in (
         ({"groups": "4"}, "groups: expected a whole number"),
         ({"side": 4}, "side: expected one of 3"),
         ({"steps": "123"}, "steps: expected a list, got"),
         ({"steps": [1, "2"]}, r"steps\[1\]: expected a whole number"),
     ):
-        with pytest.raises(UserError, match=f"^mechanism 'own': {said}"):
+        with pytest.raises(UserError, match=f"^mechanism 'own': {message}"):
             foveal.insert(model, "own", at="last", **{"groups": 1} | wrong)
 
 
@@ -199,19 +199,19 @@ def test_an_installed_package_offers_one(monkeypatch):
     assert (entry.loads, asked) == (1, ["foveal.mechanisms"])
 
 
-@pytest.mark.parametrize("found", [nn.Identity, lambda: None, warnings])
-def test_an_installed_package_offers_what_is_not_registered(found, monkeypatch):
+@pytest.mark.parametrize("actual", [nn.Identity, lambda: None, warnings])
+def test_an_installed_package_offers_what_is_not_registered(actual, monkeypatch):
     class Wrong:
         name, value = "plain", "package:Thing"
 
         def load(self):
-            return found
+            return actual
 
     monkeypatch.setattr(registry, "entry_points", lambda *, group: [Wrong(), Entry()])
     monkeypatch.setattr(registry, "_loaded", False)
-    with pytest.warns(UserWarning, match=r"'plain' .*registers nothing: package:Thing is not decorated") as said:
+    with pytest.warns(UserWarning, match=r"'plain' .*registers nothing: package:Thing is not decorated") as message:
         known = foveal.mechanisms()
-    assert len(said) == 1
+    assert len(message) == 1
     assert "installed" in known
     assert "plain" not in known
 

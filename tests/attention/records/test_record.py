@@ -148,7 +148,7 @@ def test_focused_attention(heads, masked, need_logits):
 
 
 def test_rows_never_build_the_whole_matrix():
-    count = 4096
+    count = 2048
     module = FocusedAttention(8, key_channels=4)
     features = torch.randn(1, count, 8)
     with foveal.watch(module) as seen:

@@ -179,7 +179,7 @@ def test_a_lone_gate_is_its_own_site():
     assert {site: tuple(r.values.shape) for site, r in seen.items()} == {"": (1, 5, 6)}
 
 
-@pytest.mark.parametrize("name", ["hattnet", "stn"])
+@pytest.mark.parametrize("name", ["hattnet", pytest.param("stn", marks=pytest.mark.slow)])
 def test_a_compiled_model_that_ran_before(name, batch):
     torch.compiler.reset()
     model = net(name)

@@ -1,3 +1,5 @@
+"""scikit-learn's digits."""
+
 import pytest
 import torch
 
@@ -8,9 +10,9 @@ from foveal.data.embedded.digits import read_digits, sklearn_digits
 def test_embedded_digits_need_nothing(tmp_path):
     entry = dataset("digits")
     assert entry.status(None).there
-    found = read_digits(tmp_path)
-    assert {split: len(samples) for split, samples in found.splits.items()} == {"train": 1400, "test": 397}
-    pixels = found.splits["test"].images
+    image_set = read_digits(tmp_path)
+    assert {split: len(samples) for split, samples in image_set.splits.items()} == {"train": 1400, "test": 397}
+    pixels = image_set.splits["test"].images
     assert (pixels.shape[1:], pixels.dtype) == ((3, 32, 32), torch.uint8)
     assert pixels.max() > 240
     assert torch.equal(pixels[:, 0], pixels[:, 2])

@@ -1,3 +1,5 @@
+"""Docstrings of installed libraries as a corpus."""
+
 import pytest
 
 from foveal.data.embedded.docstrings import clean, read_docstrings

@@ -1,3 +1,5 @@
+"""MREF, MDIST and MBG: batches, fixed and fresh sets, sources, mistakes."""
+
 import gzip
 import itertools
 from dataclasses import fields, replace
@@ -362,11 +364,11 @@ def test_photographs_behind_the_official_files(tmp_path):
     for i in range(5):
         Image.new("RGB", (50, 50), (40 * i + 20,) * 3).save(root / "photos" / f"{i}.png")
     data = make("mbg", root, digits="mnist", pictures="photos")
-    found = {}
+    greys = {}
     for split in ("train", "val", "test"):
         scenes = data.scenes(split)
-        found[split] = set(scenes.images[:, 0][scenes.owner == 0].tolist())
-    assert found == {"train": {20, 60, 100}, "val": {140}, "test": {180}}
+        greys[split] = set(scenes.images[:, 0][scenes.owner == 0].tolist())
+    assert greys == {"train": {20, 60, 100}, "val": {140}, "test": {180}}
     assert "photographs" in data.describe()
 
 

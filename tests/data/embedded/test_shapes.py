@@ -1,4 +1,6 @@
-from foveal.data.embedded.shapes import CANVAS, COLOURS, Shapes, things
+"""Coloured shapes in place of Visual Genome."""
+
+from foveal.data.embedded.shapes import CANVAS, COLOURS, Shapes, shapes_of
 
 
 def test_embedded_label_mask_and_picture_belong_together():
@@ -16,11 +18,11 @@ def test_embedded_label_mask_and_picture_belong_together():
 
 def test_embedded_shapes_do_not_overlap_and_differ():
     for image in range(200):
-        found = things(image)
-        assert 2 <= len({thing.shape for thing in found}) == len(found) <= 4
-        spans = [thing.box for thing in found]
-        for i, (x, y, side, _) in enumerate(spans):
+        shapes = shapes_of(image)
+        assert 2 <= len({shape.kind for shape in shapes}) == len(shapes) <= 4
+        boxes = [shape.box for shape in shapes]
+        for i, (x, y, side, _) in enumerate(boxes):
             assert min(x, y) >= 0
             assert max(x, y) + side <= CANVAS
-            for u, v, other, _ in spans[:i]:
+            for u, v, other, _ in boxes[:i]:
                 assert x + side <= u or u + other <= x or y + side <= v or v + other <= y

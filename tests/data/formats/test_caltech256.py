@@ -1,3 +1,5 @@
+"""Caltech-256, on a few small files."""
+
 import pytest
 from small_files import build, save, write
 
@@ -13,9 +15,9 @@ def test_caltech256(tmp_path):
     save(folder / "001.ak47" / "greg" / "again.jpg")
     write(folder / "002.american-flag" / "RENAME2", "")
     for place in (folder, tmp_path):
-        found = read_caltech256(place)
-        assert found.answers == ["ak47", "american-flag"]
-        assert len(found.splits["train"]) == 20
+        image_set = read_caltech256(place)
+        assert image_set.answers == ["ak47", "american-flag"]
+        assert len(image_set.splits["train"]) == 20
     source = build("caltech256", tmp_path, test_fraction=0.3)
     assert "Caltech-256, 2 classes, 12 + 2 + 6 images" in source.describe()
     with pytest.raises(DataError, match=r"has no folders like 001\.ak47"):

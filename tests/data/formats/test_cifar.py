@@ -1,3 +1,5 @@
+"""CIFAR: binary files, class folders, and pickles that are not read."""
+
 import pickle
 
 import numpy as np
@@ -32,14 +34,14 @@ def cifar10(tmp_path):
 
 
 def test_cifar10_binary(cifar10):
-    found = read_cifar10(cifar10 / "cifar-10-batches-bin")
-    assert found.answers == TEN
-    assert found.splits["train"].labels.tolist() == list(range(10)) * 10
-    assert found.splits["test"].labels.tolist() == [9, 0, 3]
+    image_set = read_cifar10(cifar10 / "cifar-10-batches-bin")
+    assert image_set.answers == TEN
+    assert image_set.splits["train"].labels.tolist() == list(range(10)) * 10
+    assert image_set.splits["test"].labels.tolist() == [9, 0, 3]
     expected = records([(0,)] * 3)[1].reshape(3, 3, 32, 32)  # red, green, blue planes, row by row
-    assert np.array_equal(found.splits["test"].images.numpy(), expected)
+    assert np.array_equal(image_set.splits["test"].images.numpy(), expected)
     second = records([(0,)] * 20, 2)[1].reshape(20, 3, 32, 32)
-    assert np.array_equal(found.splits["train"].images[20:40].numpy(), second)
+    assert np.array_equal(image_set.splits["train"].images[20:40].numpy(), second)
     source = build("cifar10", cifar10)
     assert "CIFAR-10, 10 classes, 90 + 10 + 3 images" in source.describe()
     assert next(iter(source.loader("train", 6, device=CPU)))["image"].shape == (6, 3, 32, 32)
@@ -51,10 +53,10 @@ def test_cifar100_binary_has_fine_labels(tmp_path):
     write(tmp_path / "fine_label_names.txt", "\n".join(names))
     (tmp_path / "train.bin").write_bytes(records([(1, 99), (2, 5)])[0])
     (tmp_path / "test.bin").write_bytes(records([(19, 42)])[0])
-    found = read_cifar100(tmp_path)
-    assert found.answers == names
-    assert [found.splits[s].labels.tolist() for s in ("train", "test")] == [[99, 5], [42]]
-    assert np.array_equal(found.splits["test"].images[0].numpy().ravel(), records([(0, 0)])[1][0])
+    image_set = read_cifar100(tmp_path)
+    assert image_set.answers == names
+    assert [image_set.splits[s].labels.tolist() for s in ("train", "test")] == [[99, 5], [42]]
+    assert np.array_equal(image_set.splits["test"].images[0].numpy().ravel(), records([(0, 0)])[1][0])
 
 
 def test_cifar10_as_class_folders_is_read_once(tmp_path, monkeypatch):

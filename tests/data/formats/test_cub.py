@@ -1,3 +1,5 @@
+"""CUB-200-2011: official lists, class folders, boxes."""
+
 import zipfile
 
 import pytest
@@ -26,10 +28,10 @@ def cub(tmp_path):
 
 
 def test_cub_official(cub):
-    found = read_cub(cub / "CUB_200_2011")
-    assert found.answers == ["Black footed Albatross", "Laysan Albatross"]
-    assert listed(found.splits["test"]) == [("0.jpg", 0), ("3.jpg", 0), ("0.jpg", 1), ("3.jpg", 1)]
-    assert len(found.splits["train"]) == 8
+    image_set = read_cub(cub / "CUB_200_2011")
+    assert image_set.answers == ["Black footed Albatross", "Laysan Albatross"]
+    assert listed(image_set.splits["test"]) == [("0.jpg", 0), ("3.jpg", 0), ("0.jpg", 1), ("3.jpg", 1)]
+    assert len(image_set.splits["train"]) == 8
     source = build("cub200", cub, size=16, val_fraction=0.25)
     assert "CUB-200-2011, 2 classes, 6 + 2 + 4 images" in source.describe()
     assert next(iter(source.loader("test", 4, device=CPU)))["label"].tolist() == [0, 0, 1, 1]
@@ -38,16 +40,16 @@ def test_cub_official(cub):
 
 def test_boxes_of_cub(cub):
     assert build("cub200", cub, val_fraction=0.0).boxes() is None
-    boxes = cub / "CUB_200_2011" / "bounding_boxes.txt"
-    write(boxes, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))  # of images of 12 × 10
-    found = build("cub200", cub, val_fraction=0.0, size=20, augment="small").boxes()
-    assert found.shape == (4, 1, 5)
-    assert found[:, 0, 0].tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(found[1, 0, 1:], torch.tensor([-2.0, 10, 10, 16]))  # image 4: twice as large, cut to 20
-    write(boxes, "1 0.0 5.0 6.0 1.0\n")
+    file = cub / "CUB_200_2011" / "bounding_boxes.txt"
+    write(file, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))  # of images of 12 × 10
+    boxes = build("cub200", cub, val_fraction=0.0, size=20, augment="small").boxes()
+    assert boxes.shape == (4, 1, 5)
+    assert boxes[:, 0, 0].tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(boxes[1, 0, 1:], torch.tensor([-2.0, 10, 10, 16]))  # image 4: twice as large, cut to 20
+    write(file, "1 0.0 5.0 6.0 1.0\n")
     with pytest.raises(DataError, match=r"bounding_boxes.txt: expected x, y, width and height of 3.jpg"):
         build("cub200", cub, val_fraction=0.0).boxes()
-    write(boxes, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))
+    write(file, "".join(f"{n + 1} 0.0 5.0 6.0 {n}.0\n" for n in range(12)))
     image = cub / "CUB_200_2011" / "images" / "001.Black_footed_Albatross" / "3.jpg"
     source = build("cub200", cub, val_fraction=0.0)
     image.write_bytes(b"no image")
@@ -59,9 +61,9 @@ def test_cub_as_class_folders(tmp_path):
     for split in ("train", "test"):
         for name in ("001.Black_footed_Albatross", "100.Brown_Pelican"):
             save(tmp_path / "cub100" / split / name / f"{split}.jpg")
-    found = read_cub(tmp_path / "cub100")
-    assert found.answers == ["Black footed Albatross", "Brown Pelican"]
-    assert listed(found.splits["test"]) == [("test.jpg", 0), ("test.jpg", 1)]
+    image_set = read_cub(tmp_path / "cub100")
+    assert image_set.answers == ["Black footed Albatross", "Brown Pelican"]
+    assert listed(image_set.splits["test"]) == [("test.jpg", 0), ("test.jpg", 1)]
 
 
 @pytest.mark.parametrize(

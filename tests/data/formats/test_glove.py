@@ -1,3 +1,5 @@
+"""Word vectors."""
+
 import gzip
 
 import pytest
@@ -35,8 +37,8 @@ def test_word_vectors(tmp_path, packed):
     lines = "cats 1 2 3\nzebra 7 7 7\ndogs -1 0.5 2\n"
     file = tmp_path / ("glove.txt.gz" if packed else "glove.txt")
     file.write_bytes(gzip.compress(lines.encode()) if packed else lines.encode())
-    vectors, found = read_glove(file, ["", "<unknown>", "dogs", "the", "cats"])
-    assert found == 2
+    vectors, known = read_glove(file, ["", "<unknown>", "dogs", "the", "cats"])
+    assert known == 2
     assert vectors.shape == (5, 3)
     assert vectors[4].tolist() == [1, 2, 3]
     assert vectors[2].tolist() == [-1, 0.5, 2]
@@ -58,7 +60,7 @@ def test_a_single_number_has_no_spread(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         ("cats 1 2\ndogs 1 2 3\n", "3 numbers instead of 2"),
         ("cats one two\n", "line 1: not a word and its numbers"),
@@ -68,9 +70,9 @@ def test_a_single_number_has_no_spread(tmp_path):
         (None, "cannot be read"),
     ],
 )
-def test_word_vectors_that_cannot_be_read(tmp_path, lines, said):
+def test_word_vectors_that_cannot_be_read(tmp_path, lines, message):
     file = tmp_path / "glove.txt"
     if lines is not None:
         file.write_text(lines)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_glove(file, ["", "cats", "dogs"])

@@ -1,3 +1,5 @@
+"""Images sorted into class folders."""
+
 import pytest
 from small_files import build, listed, save, write
 
@@ -12,13 +14,13 @@ def test_folder_with_splits(tmp_path):
         save(tmp_path / "train" / name / "more" / "1.png")
     save(tmp_path / "val" / "c" / "v.jpg")
     save(tmp_path / "test" / "b" / "t.jpg")
-    found = read_folder(tmp_path)
-    assert found.answers == ["a", "b", "c"]
-    assert listed(found.splits["train"]) == [
+    image_set = read_folder(tmp_path)
+    assert image_set.answers == ["a", "b", "c"]
+    assert listed(image_set.splits["train"]) == [
         ("2.JPEG", 0), ("1.png", 0), ("2.JPEG", 1), ("1.png", 1), ("2.JPEG", 2), ("1.png", 2)
     ]  # fmt: skip
-    assert listed(found.splits["val"]) == [("v.jpg", 2)]
-    assert listed(found.splits["test"]) == [("t.jpg", 1)]
+    assert listed(image_set.splits["val"]) == [("v.jpg", 2)]
+    assert listed(image_set.splits["test"]) == [("t.jpg", 1)]
 
 
 def test_folder_of_classes_alone(tmp_path):

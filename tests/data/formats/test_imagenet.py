@@ -1,3 +1,5 @@
+"""ImageNet."""
+
 import pytest
 from small_files import build, listed, save, write
 
@@ -12,9 +14,9 @@ def test_imagenet(tmp_path):
         save(folder / "val" / wnid / "ILSVRC2012_val_1.JPEG")
     assert read_imagenet(folder).answers == ["n01", "n02", "n03"]
     write(folder / "LOC_synset_mapping.txt", "n01 crane\nn02 tench, Tinca tinca\nn03 crane, lifting device\n")
-    found = read_imagenet(folder)
-    assert found.answers == ["crane (n01)", "tench", "crane (n03)"]
-    assert listed(found.splits["train"]) == [("n01_1.JPEG", 0), ("n02_1.JPEG", 1), ("n03_1.JPEG", 2)]
+    image_set = read_imagenet(folder)
+    assert image_set.answers == ["crane (n01)", "tench", "crane (n03)"]
+    assert listed(image_set.splits["train"]) == [("n01_1.JPEG", 0), ("n02_1.JPEG", 1), ("n03_1.JPEG", 2)]
     source = build("imagenet", tmp_path, val_fraction=0.0)
     assert [len(samples) for samples in source.splits.values()] == [3, 3, 3]
     (folder / "LOC_synset_mapping.txt").write_bytes(b"\xff\xfe")

@@ -1,3 +1,5 @@
+"""IMDB."""
+
 import pytest
 from small_files import write_all
 

@@ -1,3 +1,5 @@
+"""The idx files of MNIST."""
+
 import gzip
 
 import pytest
@@ -37,10 +39,10 @@ def write(folder, images, labels, zipped=(), splits=("train", "test")):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_plain_and_gzipped_files(zipped, split, images, labels, tmp_path):
     write(tmp_path, images, labels, zipped)
-    found, classes = mnist(tmp_path, split)
-    assert torch.equal(found, images)
+    digits, classes = mnist(tmp_path, split)
+    assert torch.equal(digits, images)
     assert torch.equal(classes, labels.long())
-    assert found.dtype == torch.uint8
+    assert digits.dtype == torch.uint8
     assert classes.dtype == torch.int64
 
 

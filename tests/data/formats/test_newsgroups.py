@@ -1,3 +1,5 @@
+"""20 Newsgroups: folders, archive, and parts that are cut."""
+
 import io
 import tarfile
 

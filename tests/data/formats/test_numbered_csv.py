@@ -1,3 +1,5 @@
+"""CSV files whose first column is a class number."""
+
 import pytest
 from small_files import write_all
 
@@ -12,10 +14,10 @@ def zhang(folder, rows, classes="World\nSports\n"):
 
 
 def test_numbered_tables(tmp_path):
-    zhang(tmp_path, '"2","A title","He said ""no""\\nand left"\n"1","Other",""\n')
+    zhang(tmp_path, '"2","A title","He message ""no""\\nand left"\n"1","Other",""\n')
     corpus = text_format("ag-news").corpus(tmp_path, TextOptions())
     assert corpus.answers == ["World", "Sports"]
-    assert list(corpus.splits["train"]()) == [('A title\n\nHe said "no"\nand left', 1), ("Other", 0)]
+    assert list(corpus.splits["train"]()) == [('A title\n\nHe message "no"\nand left', 1), ("Other", 0)]
 
 
 def test_a_few_texts_of_each_class(tmp_path):
@@ -33,7 +35,7 @@ def test_a_few_texts_of_each_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ('"3","t","d"\n', "row 1: class '3', expected a number from 1 to 2"),
         ('"1","t","d"\n"x","t","d"\n', "row 2: class 'x'"),
@@ -42,9 +44,9 @@ def test_a_few_texts_of_each_class(tmp_path):
         ("\n", "train.csv holds no rows"),
     ],
 )
-def test_numbered_tables_that_cannot_be_read(tmp_path, rows, said):
+def test_numbered_tables_that_cannot_be_read(tmp_path, rows, message):
     zhang(tmp_path, rows)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         list(read_numbered_csv(tmp_path, 3).splits["train"]())
     (tmp_path / "classes.txt").unlink()
     with pytest.raises(DataError, match=r"classes.txt cannot be read"):

@@ -1,3 +1,5 @@
+"""CSV files with a header."""
+
 import pytest
 
 from foveal.data.formats.numbered_csv import read_numbered_csv
@@ -30,7 +32,7 @@ def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    ("train", "test", "said"),
+    ("train", "test", "message"),
     [
         ("text,label\na,x\nb,y\n", "text,label\nc,z\n", "unknown class 'z'.*training has no texts of it"),
         ("body,label\na,x\n", None, "no column 'text'; its columns are 'body', 'label'"),
@@ -43,13 +45,13 @@ def test_a_byte_order_mark_is_no_part_of_a_table(tmp_path, encoding):
         ("text,label\na,x\nb, \nc,y\n", None, "train.csv, row 3: the column 'label' is empty"),
     ],
 )
-def test_tables_that_cannot_be_read(tmp_path, train, test, said):
+def test_tables_that_cannot_be_read(tmp_path, train, test, message):
     files = {"train": tmp_path / "train.csv"}
     files["train"].write_text(train)
     if test is not None:
         files["test"] = tmp_path / "test.csv"
         files["test"].write_text(test)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         [list(texts()) for texts in read_csv(files, "text", "label").splits.values()]
     with pytest.raises(DataError, match="is missing"):
         read_csv({"train": tmp_path / "none.csv"}, "text", "label")

@@ -1,3 +1,5 @@
+"""Texts sorted into class folders."""
+
 import pytest
 from small_files import write_all
 
@@ -16,7 +18,7 @@ def test_text_folders(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({}, "no class folders"),
         ({"test/a/1.txt": "x"}, "no train folder"),
@@ -24,9 +26,9 @@ def test_text_folders(tmp_path):
         ({"train/a/1.txt": "x", "test/c/1.txt": "x"}, "unknown class 'c'.*training has no texts of it"),
     ],
 )
-def test_folders_that_cannot_be_read(tmp_path, files, said):
+def test_folders_that_cannot_be_read(tmp_path, files, message):
     write_all(tmp_path, files)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_textfolder(tmp_path)
 
 

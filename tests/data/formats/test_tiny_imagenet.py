@@ -1,3 +1,5 @@
+"""Tiny-ImageNet."""
+
 import pytest
 import torch
 from small_files import build, listed, save, write
@@ -26,10 +28,10 @@ def tiny(tmp_path):
 
 
 def test_tiny_imagenet(tiny):
-    found = read_tiny_imagenet(tiny)
-    assert found.answers == ["goldfish", "bullfrog"]
-    assert listed(found.splits["val"]) == [("val_0.JPEG", 0), ("val_1.JPEG", 1), ("val_2.JPEG", 0)]
-    assert listed(found.splits["train"])[9:11] == [("n01_9.JPEG", 0), ("n02_0.JPEG", 1)]
+    image_set = read_tiny_imagenet(tiny)
+    assert image_set.answers == ["goldfish", "bullfrog"]
+    assert listed(image_set.splits["val"]) == [("val_0.JPEG", 0), ("val_1.JPEG", 1), ("val_2.JPEG", 0)]
+    assert listed(image_set.splits["train"])[9:11] == [("n01_9.JPEG", 0), ("n02_0.JPEG", 1)]
     source = build("tiny-imagenet", tiny.parent)
     assert "Tiny-ImageNet, 2 classes, 18 + 2 + 3 images" in source.describe()
     assert next(iter(source.loader("train", 4, device=CPU)))["image"].shape == (4, 3, 64, 64)

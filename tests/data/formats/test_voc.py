@@ -1,3 +1,5 @@
+"""PASCAL VOC: several classes an image, difficult objects, boxes."""
+
 import tarfile
 import zipfile
 
@@ -35,9 +37,9 @@ def named(row):
 
 
 def test_voc2012(tmp_path):
-    found = read_voc(write_voc(tmp_path / "VOCdevkit" / "VOC2012", ("train", "val")))
-    assert found.answers == sorted(found.answers) == list(VOC_CLASSES)
-    train = found.splits["train"]
+    image_set = read_voc(write_voc(tmp_path / "VOCdevkit" / "VOC2012", ("train", "val")))
+    assert image_set.answers == sorted(image_set.answers) == list(VOC_CLASSES)
+    train = image_set.splits["train"]
     assert [train.file(n).name for n in range(2)] == ["2008_1.jpg", "2008_2.jpg"]
     assert [named(row) for row in train.labels] == [["dog", "person"], ["aeroplane"]]
     assert [named(~row) for row in train.valid] == [["chair"], []]
@@ -76,8 +78,8 @@ def test_boxes_of_voc(tmp_path):
 
 def test_voc2007_has_a_test_split(tmp_path):
     folder = write_voc(tmp_path / "VOCdevkit" / "VOC2007", VOC)
-    found = read_voc2007(folder)
-    assert [named(row) for row in found.splits["test"].labels] == [[], ["train"]]
+    image_set = read_voc2007(folder)
+    assert [named(row) for row in image_set.splits["test"].labels] == [[], ["train"]]
     source = build("voc2007", tmp_path)
     assert "2 + 1 + 2 images for training, validation and test, 224×224" in source.describe()
     (folder / "ImageSets" / "Main" / "test.txt").unlink()

@@ -1,3 +1,5 @@
+"""Photographs behind scenes."""
+
 import pytest
 from PIL import Image
 
@@ -27,12 +29,12 @@ def greys(tiles):
 
 
 def test_photographs_are_never_shared_between_splits(folder):
-    found = {split: greys(photographs(folder, 16, split)) for split in SPLITS}
-    assert found["train"] | found["val"] | found["test"] == {20 * i for i in range(12)}
-    assert not found["train"] & found["val"]
-    assert not found["train"] & found["test"]
-    assert not found["val"] & found["test"]
-    assert [len(found[split]) for split in SPLITS] == [8, 2, 2]
+    greys_of = {split: greys(photographs(folder, 16, split)) for split in SPLITS}
+    assert greys_of["train"] | greys_of["val"] | greys_of["test"] == {20 * i for i in range(12)}
+    assert not greys_of["train"] & greys_of["val"]
+    assert not greys_of["train"] & greys_of["test"]
+    assert not greys_of["val"] & greys_of["test"]
+    assert [len(greys_of[split]) for split in SPLITS] == [8, 2, 2]
 
 
 def test_tiles_cover_a_wide_photograph(tmp_path):

@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""Images to classify: what a task sees, held or read by workers."""
 
 import pickle
 from itertools import chain
@@ -45,8 +45,8 @@ def batches(source, split="train", batch=4, **where):
     return list(source.loader(split, batch, device=CPU, **where))
 
 
-def by_index(found):
-    return {int(n): image for batch in found for n, image in zip(batch["index"], batch["image"], strict=True)}
+def by_index(batches):
+    return {int(n): image for batch in batches for n, image in zip(batch["index"], batch["image"], strict=True)}
 
 
 def same(left, right):
@@ -215,10 +215,10 @@ def test_training_does_not_touch_the_global_random_numbers(root, source):
 @pytest.mark.parametrize("name", ["imagefolder", "digits"])
 def test_training_order(root, name):
     source = build(name, root, size=16)
-    found = batches(source, batch=5)
-    seen = list(chain(*(b["index"].tolist() for b in found)))
+    epoch = batches(source, batch=5)
+    seen = list(chain(*(b["index"].tolist() for b in epoch)))
     count = len(source.splits["train"])
-    assert len(found) == len(source.loader("train", 5, device=CPU)) == count // 5
+    assert len(epoch) == len(source.loader("train", 5, device=CPU)) == count // 5
     assert len(set(seen)) == len(seen) == count // 5 * 5
     assert seen != sorted(seen)
 

@@ -34,17 +34,17 @@ def together(images):
 def reference(image, part, side):
     """The slow way, by the definition: cut out, resize, mirror."""
     *box, mirrored = part.tolist()
-    made = resized_crop(image.permute(2, 0, 1).float(), *box, [side, side], antialias=True)
-    return (made.flip(2) if mirrored else made).round()  # its own uint8 also rounds between height and width
+    pixels = resized_crop(image.permute(2, 0, 1).float(), *box, [side, side], antialias=True)
+    return (pixels.flip(2) if mirrored else pixels).round()  # its own uint8 also rounds between height and width
 
 
-def made_and_expected(images, parts, side):
+def resized_and_expected(images, parts, side):
     parts = torch.tensor(parts)
     room = parts[:, 2:4].amax(0).tolist()
-    made = resized_parts(together(images), torch.arange(len(images)), parts, side, tuple(room))
-    assert (made.shape, made.dtype) == ((len(images), 3, side, side), torch.uint8)
+    pixels = resized_parts(together(images), torch.arange(len(images)), parts, side, tuple(room))
+    assert (pixels.shape, pixels.dtype) == ((len(images), 3, side, side), torch.uint8)
     expected = torch.stack([reference(image, part, side) for image, part in zip(images, parts, strict=True)])
-    return made.int(), expected.int()
+    return pixels.int(), expected.int()
 
 
 # Resizing -------------------------------------------------------------------------------------------------------------
@@ -54,18 +54,18 @@ def made_and_expected(images, parts, side):
 def test_enlarged_parts_are_those_of_torchvision(mirrored):
     images = [noise(40, 50, 1), noise(33, 9, 2), noise(1, 32, 3), noise(7, 1, 4), noise(32, 32, 5)]
     parts = [[3, 5, 20, 31, mirrored], [0, 0, 32, 9, mirrored], [0, 3, 1, 29, mirrored], [2, 0, 5, 1, mirrored]]
-    made, expected = made_and_expected(images, [*parts, [0, 0, 32, 32, mirrored]], 32)
-    assert (made - expected).abs().max() <= 1
-    assert torch.equal(made[4], expected[4])  # as large as the square: nothing is interpolated
+    pixels, expected = resized_and_expected(images, [*parts, [0, 0, 32, 32, mirrored]], 32)
+    assert (pixels - expected).abs().max() <= 1
+    assert torch.equal(pixels[4], expected[4])  # as large as the square: nothing is interpolated
 
 
 @pytest.mark.parametrize("side", [64, 128, 192])
 def test_reduced_parts_are_those_of_torchvision(side):
     photographs = textures(256, "train", 8).permute(0, 2, 3, 1)
     parts = [[n, 2 * n, 250 - 4 * n, 200 + 5 * n, n % 2] for n in range(8)]
-    made, expected = made_and_expected(photographs, parts, side)
-    assert (made - expected).abs().max() <= 1
-    assert (made - expected).abs().float().mean() < 0.05
+    pixels, expected = resized_and_expected(photographs, parts, side)
+    assert (pixels - expected).abs().max() <= 1
+    assert (pixels - expected).abs().float().mean() < 0.05
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,40 +76,40 @@ def test_any_part_of_any_image(data):
     extent = [data.draw(st.integers(1, length)) for length in (height - top, width - left)]
     images = [noise(3, 5), noise(height, width, 1), noise(2, 2)]  # the others would show in a wrong pixel
     parts = [[0, 0, 3, 5, 0], [top, left, *extent, data.draw(st.integers(0, 1))], [0, 0, 2, 2, 1]]
-    made, expected = made_and_expected(images, parts, side)
-    assert (made - expected).abs().max() <= 1
+    pixels, expected = resized_and_expected(images, parts, side)
+    assert (pixels - expected).abs().max() <= 1
 
 
 def test_one_colour_stays_what_it_is():
     colour = torch.tensor([0, 130, 255], dtype=torch.uint8)
     images = [colour.expand(height, 300 - height, 3) for height in range(1, 300, 7)]
     parts = torch.tensor([[0, 0, *image.shape[:2], 0] for image in images])
-    made = resized_parts(together(images), torch.arange(len(images)), parts, 190, (300, 300))
-    assert (made == colour[:, None, None]).all()
+    pixels = resized_parts(together(images), torch.arange(len(images)), parts, 190, (300, 300))
+    assert (pixels == colour[:, None, None]).all()
 
 
 def test_a_part_depends_neither_on_its_batch_nor_on_the_room():
     images = [noise(60 + 7 * n, 110 - 3 * n, n) for n in range(12)]
     held, number = together(images), torch.arange(12)
     parts = resized_crops(number, held.size, seed=3, flip=True)
-    made = resized_parts(held, number, parts, 48, (140, 112))
+    pixels = resized_parts(held, number, parts, 48, (140, 112))
     order = torch.randperm(12)
-    assert torch.equal(resized_parts(held, order, parts[order], 48, (151, 200)), made[order])
+    assert torch.equal(resized_parts(held, order, parts[order], 48, (151, 200)), pixels[order])
     for n in range(12):
         room = tuple(parts[n, 2:4].tolist())
-        assert torch.equal(resized_parts(held, number[n, None], parts[n, None], 48, room)[0], made[n])
+        assert torch.equal(resized_parts(held, number[n, None], parts[n, None], 48, room)[0], pixels[n])
 
 
 def test_float32_adds_up_without_error():
     """The same products with integers; a sum with an error would depend on its order, and so on device and batch."""
     image, part, side = noise(250, 290), torch.tensor([[4, 9, 240, 277, 0]]), 192
-    made = resized_parts(together([image]), torch.tensor([0]), part, side, (240, 277))[0]
+    pixels = resized_parts(together([image]), torch.tensor([0]), part, side, (240, 277))[0]
     down, across = (filters(torch.tensor([[length]]), length, side)[0].long() for length in (240, 277))
     rows = torch.einsum("yr,rcn->ycn", down, image[4:244, 9:286].long())
     rows = (rows.double() * FINE / ONE).round().long()
     assert rows.max() <= 2**11  # as few bits as the weights have
     exact = torch.einsum("xc,ycn->nyx", across, rows).double() / (FINE * ONE)
-    assert torch.equal(made, exact.round().clamp(0, 255).to(torch.uint8))
+    assert torch.equal(pixels, exact.round().clamp(0, 255).to(torch.uint8))
 
 
 @pytest.mark.parametrize("side", [1, 7, *(pytest.param(side, marks=pytest.mark.slow) for side in (192, 224))])
@@ -139,8 +139,8 @@ def test_parts_are_distributed_as_torchvision_draws_them(height, width):
     transform, count = v2.RandomResizedCrop(8), 3000
     torch.manual_seed(0)
     image = torch.empty(3, height, width)
-    found = [transform.make_params([image]) for _ in range(count)]
-    theirs = torch.tensor([[box[key] for key in ("top", "left", "height", "width")] for box in found]).double()
+    boxes = [transform.make_params([image]) for _ in range(count)]
+    theirs = torch.tensor([[box[key] for key in ("top", "left", "height", "width")] for box in boxes]).double()
     ours = drawn(height, width)[:, :4].double()
     for of in (
         lambda box: box[:, 0],
@@ -219,11 +219,11 @@ def test_crops_lie_anywhere():
 )
 def test_images_are_held_at_the_size_of_evaluation(size, enlarge, expected):
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), dtype=np.uint8))
-    made = whole(image, short_side(32) - 1, enlarge)
+    pixels = whole(image, short_side(32) - 1, enlarge)
     assert short_side(32) - 1 == 36
-    assert (tuple(made.shape), made.dtype) == ((*expected, 3), torch.uint8)
+    assert (tuple(pixels.shape), pixels.dtype) == ((*expected, 3), torch.uint8)
     shown = image if size[::-1] == expected else v2.Resize(36)(image)
-    assert torch.equal(made, v2.PILToTensor()(shown).permute(1, 2, 0))
+    assert torch.equal(pixels, v2.PILToTensor()(shown).permute(1, 2, 0))
 
 
 # A dataset ------------------------------------------------------------------------------------------------------------
@@ -259,19 +259,19 @@ def test_held_and_read_files_differ_in_the_random_numbers_alone(root, augment):
     assert held.describe() == read.describe()
     for split in ("val", "test"):
         expected = by_number(read, split)
-        found = by_number(held, split)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[n], expected[n]) for n in expected)
+        images = by_number(held, split)
+        assert images.keys() == expected.keys()
+        assert all(torch.equal(images[n], expected[n]) for n in expected)
     files = read.splits["train"]
     assert torch.equal(held.splits["train"].labels, files.labels)
     images = [whole(Image.open(files.file(n)), short_side(28), augment == "crop") for n in range(len(files))]
     size, number, epoch = torch.tensor([image.shape[:2] for image in images]), torch.arange(len(images)), 100_003 + 2
     parts = crops(number, size, 28, epoch, True) if augment == "crop" else resized_crops(number, size, epoch, True)
-    found = by_number(held, seed=1, epoch=2)
-    assert len(found) == 28
-    for n, image in found.items():
-        wanted = reference(images[n], parts[n], 28)
-        assert (image.int() - wanted.int()).abs().max() <= (augment == "large")
+    batch_images = by_number(held, seed=1, epoch=2)
+    assert len(batch_images) == 28
+    for n, image in batch_images.items():
+        expected = reference(images[n], parts[n], 28)
+        assert (image.int() - expected.int()).abs().max() <= (augment == "large")
 
 
 @pytest.mark.parametrize("augment", ["large", "crop"])
@@ -308,9 +308,9 @@ def test_a_file_of_any_shape(tmp_path, augment):
         path = tmp_path / "imagefolder" / "ab"[n % 2] / f"{n}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, (9, 99, 200)).save(path)
-    found = by_number(build(tmp_path, augment=augment, val_fraction=0.0, size=15))
-    assert len(found) == 8
-    assert all((image == torch.tensor([9, 99, 200])[:, None, None]).all() for image in found.values())
+    images = by_number(build(tmp_path, augment=augment, val_fraction=0.0, size=15))
+    assert len(images) == 8
+    assert all((image == torch.tensor([9, 99, 200])[:, None, None]).all() for image in images.values())
 
 
 def test_large_and_crop_are_held_only_if_asked(root):
@@ -334,7 +334,7 @@ def test_a_gpu_makes_what_the_cpu_makes(root, augment, precision):
     source, before = build(root, augment=augment), torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        found, expected = by_number(source, device=torch.device("cuda")), by_number(source)
+        images, expected = by_number(source, device=torch.device("cuda")), by_number(source)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert all(torch.equal(found[n].cpu(), expected[n]) for n in expected)
+    assert all(torch.equal(images[n].cpu(), expected[n]) for n in expected)

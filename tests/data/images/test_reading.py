@@ -1,3 +1,5 @@
+"""Image files of every kind."""
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -30,9 +32,9 @@ def test_any_mode_becomes_rgb(mode, tmp_path):
 def test_deep_greys_are_scaled(name, dtype, white, tmp_path):
     greys = np.array([[0.0, 0.2], [0.6, 1.0]])
     Image.fromarray((greys * white).round(4).astype(dtype)).save(tmp_path / name)
-    found = np.asarray(read_image(tmp_path / name))
-    assert found[..., 0].tolist() == [[0, 51], [153, 255]]
-    assert (found == found[..., :1]).all()
+    pixels = np.asarray(read_image(tmp_path / name))
+    assert pixels[..., 0].tolist() == [[0, 51], [153, 255]]
+    assert (pixels == pixels[..., :1]).all()
 
 
 def test_a_dark_image_of_16_bits_stays_dark(tmp_path):

@@ -1,3 +1,5 @@
+"""Corpora as batches: splits, cache, memory and disk."""
+
 from functools import partial
 
 import numpy as np
@@ -96,22 +98,22 @@ def test_the_corpus_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     from foveal.data.text import documents
 
     root = folder_of_texts(tmp_path)
-    made = []
+    encoded = []
     real = encoding.encode
 
-    def counted(*given, **options):
-        made.append(1)
-        return real(*given, **options)
+    def counted(*arguments, **options):
+        encoded.append(1)
+        return real(*arguments, **options)
 
     monkeypatch.setattr(documents, "encode", counted)
     first, second = source(root), source(root)
-    assert len(made) == 1
+    assert len(encoded) == 1
     assert first.vocabulary == second.vocabulary
     source(root, words=7)
-    assert len(made) == 2
+    assert len(encoded) == 2
     (root / "textfolder/train/cats/00.txt").write_text("Something else entirely.")
     assert "entirely" in source(root).vocabulary
-    assert len(made) == 3
+    assert len(encoded) == 3
 
 
 @pytest.mark.parametrize("harm", ["short", "gone", "numbers"])
@@ -161,7 +163,7 @@ def test_embedded_docstrings(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"sentences": 0}, "data.sentences=0"),
         ({"vocabulary": 0}, "data.vocabulary=0"),
@@ -175,9 +177,9 @@ def test_embedded_docstrings(monkeypatch):
         ({"folder": "elsewhere"}, "no folder .*elsewhere"),
     ],
 )
-def test_options_that_cannot_be_used(tmp_path, options, said):
+def test_options_that_cannot_be_used(tmp_path, options, message):
     root = folder_of_texts(tmp_path)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         source(root, **options)
 
 

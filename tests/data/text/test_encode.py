@@ -1,3 +1,5 @@
+"""Texts as word numbers and tags."""
+
 import sys
 
 import pytest
@@ -37,7 +39,7 @@ def test_the_vocabulary_is_the_most_frequent_words(tmp_path):
 
 @pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="processes are forked on Linux only")
 def test_several_processes_give_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "TOGETHER", 7)
+    monkeypatch.setattr(encoding, "BLOCK", 7)
     texts = [f"text {i} of word{i % 13}. and more" for i in range(100)]
     for processes in (1, 3):
         (tmp_path / str(processes)).mkdir()
@@ -49,7 +51,7 @@ def test_several_processes_give_the_same(tmp_path, monkeypatch):
 
 def test_texts_are_read_only_as_far_as_needed(tmp_path, monkeypatch):
     """A stream is never gathered: while the first block is worked on, only a few more are read."""
-    monkeypatch.setattr(encoding, "TOGETHER", 2)
+    monkeypatch.setattr(encoding, "BLOCK", 2)
     monkeypatch.setattr(encoding, "FEW", 4)
     read = []
 

@@ -1,3 +1,5 @@
+"""New texts are read like those of the corpus."""
+
 from small_files import write_all
 
 from foveal.data.text.documents import TextOptions, text_format

@@ -1,3 +1,5 @@
+"""Words and their tags."""
+
 import sys
 import types
 
@@ -39,11 +41,11 @@ def test_every_tag_of_the_tagset_is_known():
 
 
 def test_the_tagger_that_comes_along(pattern):
-    found = pattern(["the", "old", "cars", "never", "stop", "here", "."])
-    assert found == [Tag.DET, Tag.ADJ, Tag.NOUN, Tag.ADV, Tag.VERB, Tag.ADV, Tag.PUNCT]
+    tags = pattern(["the", "old", "cars", "never", "stop", "here", "."])
+    assert tags == [Tag.DET, Tag.ADJ, Tag.NOUN, Tag.ADV, Tag.VERB, Tag.ADV, Tag.PUNCT]
     assert pattern([]) == []
     assert len(pattern(["", "\x00", "x" * 5000, "日本語"])) == 4
-    pairs = word_pairs(torch.tensor(found))
+    pairs = word_pairs(torch.tensor(tags))
     assert pairs[1, 2]  # adjective and noun
     assert pairs[3, 4]  # adverb and verb
     assert not pairs[0].any()
@@ -65,10 +67,10 @@ def test_on_real_data(pattern, real_data):
         pytest.skip("real data: pos/en_ewt-ud-test.conllu of Universal Dependencies")
     sample = read_conllu(file)
     assert sum(map(len, sample)) == 25_094
-    found = accuracy(pattern, sample)
-    assert found["five"] > 0.93
-    assert found["five_universal"] > 0.92
-    assert found["all"] > 0.90
+    score = accuracy(pattern, sample)
+    assert score["five"] > 0.93
+    assert score["five_universal"] > 0.92
+    assert score["all"] > 0.90
 
 
 def test_scores(tmp_path):
@@ -145,7 +147,7 @@ def test_spacy_where_it_is(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "language", "said"),
+    ("name", "language", "message"),
     [
         ("pattern", "de", r"knows en and not 'de'; use data.tagger=spacy:MODEL.*data.tagger=none"),
         ("patern", "en", "unknown tagger 'patern'"),
@@ -154,8 +156,8 @@ def test_spacy_where_it_is(monkeypatch):
         (".a:b", "en", "cannot be loaded"),
     ],
 )
-def test_no_tagger(name, language, said):
-    with pytest.raises(UserError, match=said):
+def test_no_tagger(name, language, message):
+    with pytest.raises(UserError, match=message):
         find_tagger(name, language)
 
 

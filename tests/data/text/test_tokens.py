@@ -1,3 +1,5 @@
+"""Sentences and words."""
+
 import pytest
 
 from foveal.data.text.tokens import is_word, sentences, tokens
@@ -17,7 +19,7 @@ from foveal.data.text.tokens import is_word, sentences, tokens
         ("i like it. it is good", ["i like it.", "it is good"]),
         ("First\n\nsecond\nline", ["First", "second\nline"]),
         ("From: me\nSubject: cars\nLines: 3\n\nHi", ["From: me", "Subject: cars", "Lines: 3", "Hi"]),
-        ('He said "no." Then left.', ['He said "no."', "Then left."]),
+        ('He message "no." Then left.', ['He message "no."', "Then left."]),
         ("www.foveal.org is up. Go!", ["www.foveal.org is up.", "Go!"]),
         ("日本。語！", ["日本。", "語！"]),
     ],

@@ -10,6 +10,7 @@ from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sam
 from foveal.kernels.aw.tiles import Launch, box_within_sample
 
 cuda = torch.cuda.is_available()
+slow = pytest.mark.slow
 CASES = {
     "same": ((5, 4), 1, (1, 1), (1, 1), 3),
     "stride": ((6, 4), 2, (1, 1), (1, 1), 3),
@@ -56,8 +57,11 @@ def inputs(size, kernel, dtype=torch.float32):
 
 @pytest.mark.parametrize(
     ("case", "form"),
-    [*((case, fused_conv) for case in CASES), ("stride, odd size", aw_conv2d)],
-    ids=[*CASES, "as an operator"],
+    [
+        pytest.param(case, form, id=f"{case}{suffix}", marks=() if case == "stride, odd size" and not suffix else slow)
+        for form, suffix in ((fused_conv, ""), (aw_conv2d, ", as an operator"))
+        for case in (CASES if form is fused_conv else ["stride, odd size"])
+    ],
 )
 def test_equals_the_plain_form(case, form, tile):
     size, stride, padding, dilation, kernel = CASES[case]
@@ -78,6 +82,7 @@ def test_equals_the_plain_form(case, form, tile):
 
 
 # The interpreter computes in NumPy, which has no bfloat16.
+@slow
 @pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if cuda else [])])
 def test_half_precision(dtype, tile):
     leaves = inputs((4, 3), 3)
@@ -147,6 +152,7 @@ def test_a_graph_for_the_gradient_of_the_bias_alone(one_tile):
     torch.testing.assert_close(second, torch.full_like(bias, 2 * 3 * 9))  # samples and positions
 
 
+@slow
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_maps_of_one_position(layout, tile):
     """As in the last stage of a network on small images, where a mean hands on gradients with odd strides."""
@@ -161,6 +167,7 @@ def test_maps_of_one_position(layout, tile):
     torch.testing.assert_close(*actual, rtol=1e-4, atol=1e-4)
 
 
+@slow
 def test_batched_gradients_and_transforms(one_tile):
     x, weight, scale, _ = inputs((3, 3), 3)
 

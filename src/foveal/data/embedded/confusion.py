@@ -1,9 +1,9 @@
 """A generated set of two objects on which classes are confused: a digit, and the shape that usually comes with it.
 
-The class is the digit. Digits come in pairs (0 and 1, 2 and 3, …) and each pair has a shape of its own, which stands
-beside the digit in nine of ten training images; in validation and test images any shape does. A network learns from the
-shape which pair it is and from the digit which of the two, so that both classes of a pair attend to the same shape, and
-it is wrong where the shape is another. Attention that must not be shared has to look at the digit.
+The class is the digit. Digits come in pairs (0 and 1, 2 and 3, …) and each pair has its own shape, which is beside the
+digit in nine of ten training images. In validation and test images the shape is random. A network learns the pair from
+the shape and which of the two from the digit. Both classes of a pair then attend to the same shape, and the network is
+wrong where the shape is another. Attention that two classes must not share has to look at the digit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 from foveal.data._random import integers, uniform
 from foveal.data.cache import cached
 from foveal.data.embedded.digits import sklearn_digits
-from foveal.data.embedded.scenes import Sources, paste
+from foveal.data.embedded.painting import paste
+from foveal.data.embedded.scenes import Sources
 from foveal.data.images.classification import Format, register_images
 from foveal.data.images.labelled import ImageSet, LabelledImages
 
@@ -88,7 +89,7 @@ def generate(split: str, count: int | None = None, seed: int = 0) -> Confusion:
     digit = sources.digits[first + (uniform(stream, PATCH, i) * (last - first)).long()]
     usual = uniform(stream, USE, i) < USUAL[split]
     shape = torch.where(usual, label // 2, draw(KIND, 0, len(SHAPES) - 1))
-    # The picture is cut in two along one axis; the digit gets one half and the shape the other.
+    # The image is cut in two along one axis; the digit gets one half and the shape the other.
     upright, second = draw(AXIS, 0, 1).bool(), draw(FIRST, 0, 1)
     masks, ink = [], []
     for part, (patches, sides) in enumerate(((digit, DIGIT), (shapes()[shape], SHAPE))):

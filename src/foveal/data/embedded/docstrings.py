@@ -1,7 +1,7 @@
-"""Docstrings of installed libraries, classified by library: a real text corpus that is on every machine already.
+"""Docstrings of installed libraries, classified by library: real texts that every machine already has.
 
-The source files are parsed, not imported. Doctests go, and so do the libraries' own names, which would be the answer.
-What there is depends on the versions installed, so numbers on it compare on one machine only.
+The source files are parsed, not imported. Doctests are removed, and so are the names of the libraries, which would be
+the answer. The texts depend on the installed versions, so results compare on one machine only.
 """
 
 from __future__ import annotations

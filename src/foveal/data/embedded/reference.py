@@ -24,7 +24,8 @@ from foveal.data.batches import Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached
 from foveal.data.check import check_files
 from foveal.data.embedded.digits import sklearn_digits
-from foveal.data.embedded.scenes import COLOURS, Scenes, SceneSpec, Sources, generate, images_for
+from foveal.data.embedded.painting import generate
+from foveal.data.embedded.scenes import COLOURS, Scenes, SceneSpec, Sources, images_for
 from foveal.data.embedded.textures import textures
 from foveal.data.formats.mnist import MNIST, MNIST_FILES, idx_file, mnist, read_idx
 from foveal.data.images.backgrounds import photograph_files, photographs, tiles

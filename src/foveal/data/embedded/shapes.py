@@ -1,7 +1,7 @@
 """Coloured shapes as the embedded stand-in for Visual Genome: the object class is a shape, its attributes are words.
 
-A picture shows two to four shapes, no two of a kind, each in a quarter of its own. A shape has a colour and is small or
-large; every kind has a favourite colour, so that a prior of the attributes given the class helps here too.
+An image shows two to four different shapes, each in its own quarter. A shape has a colour and is small or large. Every
+kind of shape has a favourite colour, so that a prior of the attributes given the class helps here too.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ SIDES = {"small": (18, 26), "large": (40, 58)}
 CANVAS, IMAGES = 128, 2_000
 
 
-class Thing(NamedTuple):
-    """One shape of a picture; ``shape`` and ``words`` are names, ``box`` is in pixels of the canvas."""
+class Shape(NamedTuple):
+    """One shape of an image; ``kind`` and ``attributes`` are names, ``box`` is in pixels of the canvas."""
 
-    shape: str
-    words: tuple[str, str]
+    kind: str
+    attributes: tuple[str, str]
     box: Box
 
 
-def things(image: int) -> list[Thing]:
-    """What picture ``image`` shows, a pure function of its number.
+def shapes_of(image: int) -> list[Shape]:
+    """The shapes of image ``image``, a pure function of its number.
 
-    >>> [(thing.shape, *thing.words) for thing in things(0)]
+    >>> [(shape.kind, *shape.attributes) for shape in shapes_of(0)]
     [('arrow', 'yellow', 'large'), ('circle', 'red', 'small'), ('square', 'yellow', 'small')]
     """
-    chance, found = random.Random(image), []
-    kinds = chance.sample(list(SHAPES), chance.randint(2, 4))
-    for kind, quarter in zip(kinds, chance.sample(range(4), len(kinds)), strict=True):
-        likes = [3 if n == list(SHAPES).index(kind) else 1 for n in range(len(COLOURS))]
-        colour, size = chance.choices(list(COLOURS), likes)[0], chance.choice(list(SIDES))
-        side, half = chance.randint(*SIDES[size]), CANVAS // 2
-        x, y = (half * place + chance.randint(0, half - side) for place in (quarter % 2, quarter // 2))
-        found.append(Thing(kind, (colour, size), (x, y, side, side)))
-    return found
+    generator, shapes = random.Random(image), []
+    kinds = generator.sample(list(SHAPES), generator.randint(2, 4))
+    for kind, quarter in zip(kinds, generator.sample(range(4), len(kinds)), strict=True):
+        weights = [3 if n == list(SHAPES).index(kind) else 1 for n in range(len(COLOURS))]
+        colour, size = generator.choices(list(COLOURS), weights)[0], generator.choice(list(SIDES))
+        side, half = generator.randint(*SIDES[size]), CANVAS // 2
+        x, y = (half * half_number + generator.randint(0, half - side) for half_number in (quarter % 2, quarter // 2))
+        shapes.append(Shape(kind, (colour, size), (x, y, side, side)))
+    return shapes
 
 
 @lru_cache(maxsize=2)
 def index(images: int) -> Index:
-    """The first ``images`` pictures in the form of Visual Genome's annotations."""
+    """The first ``images`` images in the form of Visual Genome's annotations."""
     queries, answers = list(SHAPES), [*COLOURS, *SIDES]
     samples = [
-        Sample(n, queries.index(thing.shape), tuple(sorted(map(answers.index, thing.words))), (thing.box,))
+        Sample(n, queries.index(shape.kind), tuple(sorted(map(answers.index, shape.attributes))), (shape.box,))
         for n in range(images)
-        for thing in things(n)
+        for shape in shapes_of(n)
     ]
     return Index(queries, answers, samples, dict.fromkeys(range(images), (CANVAS, CANVAS)))
 
 
 class Shapes(VisualGenomeAttributes):
-    """:class:`VisualGenomeAttributes` of generated pictures; no folder is read, and every class is kept."""
+    """:class:`VisualGenomeAttributes` of generated images; no folder is read, and every class is kept."""
 
     def _index(self) -> Index:
         return index(IMAGES if self.sizes is None else sum(self.sizes))
@@ -75,9 +75,9 @@ class Shapes(VisualGenomeAttributes):
         return {}
 
     def _image(self, image: int) -> Image.Image:
-        picture = Image.new("RGB", (self.image_size, self.image_size), (110, 110, 110))
-        for thing in things(image):
-            x, y, side, _ = (value * self.image_size / CANVAS for value in thing.box)
-            corners = [(x + side * u, y + side * v) for u, v in SHAPES[thing.shape]]
-            ImageDraw.Draw(picture).polygon(corners, fill=COLOURS[thing.words[0]])
-        return picture
+        canvas = Image.new("RGB", (self.image_size, self.image_size), (110, 110, 110))
+        for shape in shapes_of(image):
+            x, y, side, _ = (value * self.image_size / CANVAS for value in shape.box)
+            corners = [(x + side * u, y + side * v) for u, v in SHAPES[shape.kind]]
+            ImageDraw.Draw(canvas).polygon(corners, fill=COLOURS[shape.attributes[0]])
+        return canvas

@@ -103,7 +103,7 @@ def _objects(file: Path) -> Tensor:
 
 
 def _place(year: str, splits: tuple[str, ...], archives: str) -> Place:
-    lists = tuple(f"ImageSets/Main/{pattern}{split}.txt" for split in splits for pattern in ("", "*_"))
+    lists = tuple(f"ImageSets/Main/{split}.txt" for split in splits)
     return Place(
         folders=(f"VOCdevkit/VOC{year}", f"VOC{year}"),
         needs=(*lists, "JPEGImages"),

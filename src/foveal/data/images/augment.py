@@ -1,18 +1,18 @@
 """Standard augmentation of images for classification, from random numbers of each sample's own.
 
-What happens to a sample depends on (seed, epoch, number of the sample) alone: not on its batch, nor on the number of
-worker processes or GPUs, nor on whether a run was resumed.
+How a sample is augmented depends only on (seed, epoch, number of the sample): not on its batch, the number of worker
+processes or GPUs, or whether a run was resumed.
 
 ``large``, for photographs: a random part of 8–100% of the area, resized (Szegedy et al., https://arxiv.org/abs/1409.4842)
 and a random horizontal flip; evaluation sees the middle of the image after its short side became 256/224 of the size.
-``crop``, for photographs whose thing fills them: a random part of that same resized image, and a flip.
+``crop``, for photographs that their object fills: a random part of that same resized image, and a flip.
 ``small``, for tiny images: padded by an eighth of the side (4 pixels of 32), cropped at random and flipped (Lee et al.,
 https://arxiv.org/abs/1409.5185); evaluation sees the whole of a square image. ``none``: training sees what evaluation
 sees, by the rule of ``large`` for image files.
 
-An image file that is read for every epoch goes through :func:`view`. What is held on the device is augmented there, a
-batch at a time: :func:`shifts` draws the numbers of ``small``, :func:`crops` those of ``crop`` and
-:func:`resized_crops` those of ``large``, which :mod:`foveal.data.images.held` carries out.
+An image file that is read in every epoch goes through :func:`view`. Images that are held on the device are augmented
+there, a batch at a time: :func:`shifts` draws the numbers of ``small``, :func:`crops` those of ``crop`` and
+:func:`resized_crops` those of ``large``; :mod:`foveal.data.images.held` applies them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FLIP, ROW, COLUMN, OTHER, AREA, ASPECT = range(6)  # streams of random numbers
 
 
 def view(size: int, augment: str, flip: bool, training: bool) -> Callable[[Image.Image], Tensor]:
-    """How an image file becomes uint8 (3, size, size); random in training unless ``augment`` is ``none``."""
-    from torchvision.transforms import v2  # a second of import that listing datasets need not take
+    """A function that makes uint8 (3, size, size) of an image; random in training unless ``augment`` is ``none``."""
+    from torchvision.transforms import v2  # takes a second to import, which a list of datasets does not need
 
     short = size if augment == "small" else short_side(size)
     steps: list[Any] = [v2.Resize(short), v2.CenterCrop(size)]
@@ -50,12 +50,12 @@ def view(size: int, augment: str, flip: bool, training: bool) -> Callable[[Image
 
 
 def short_side(size: int) -> int:
-    """Short side of the image of whose middle evaluation sees ``size``."""
+    """Short side of the resized image; evaluation sees its middle ``size`` pixels."""
     return round(size * 256 / 224)
 
 
 def whole(image: Image.Image, short: int, enlarge: bool) -> Tensor:
-    """An image to be cropped from later, uint8 (H, W, 3): its short side is at most ``short``, or just that."""
+    """An image to crop from later, uint8 (H, W, 3); its short side is at most ``short``, or equal if ``enlarge``."""
     from torchvision.transforms.v2.functional import resize
 
     if enlarge or min(image.size) > short:
@@ -72,7 +72,7 @@ def seeded(view: Callable[[Image.Image], Tensor], image: Image.Image, seed: int,
 
 
 def shifts(sample: Tensor, side: int, seed: int, flip: bool) -> Tensor:
-    """What ``small`` does to each sample of an epoch.
+    """How ``small`` moves each sample of an epoch.
 
     Args:
         sample: number of each sample, int64 (N,).
@@ -101,7 +101,7 @@ def crops(sample: Tensor, size: Tensor, side: int, seed: int, flip: bool) -> Ten
         int64 (N, 5): first row and column, height and width of the part, and 1 if it is mirrored.
     """
     extent = torch.full_like(size, side)
-    return torch.cat([_somewhere(sample, size, extent, seed), extent, _mirrored(sample, seed, flip)[:, None]], 1)
+    return torch.cat([_random_corner(sample, size, extent, seed), extent, _mirrored(sample, seed, flip)[:, None]], 1)
 
 
 def resized_crops(sample: Tensor, size: Tensor, seed: int, flip: bool) -> Tensor:
@@ -123,20 +123,22 @@ def resized_crops(sample: Tensor, size: Tensor, seed: int, flip: bool) -> Tensor
     area, aspect = (uniform(seed, stream, sample[:, None], attempt) for stream in (AREA, ASPECT))
     area = size.prod(1, keepdim=True) * (0.08 + 0.92 * area)
     aspect = torch.exp(math.log(4 / 3) * (2 * aspect - 1))
-    tried = torch.stack([area / aspect, area * aspect], 2).sqrt().round().long()  # (N, 10, 2)
+    candidates = torch.stack([area / aspect, area * aspect], 2).sqrt().round().long()  # (N, 10, 2)
     middle = torch.minimum(size, (size.flip(1) * (4 / 3)).round().long())
-    tried = torch.cat([tried, middle[:, None]], 1)
-    fits = ((tried > 0) & (tried <= size[:, None])).all(2)  # the middle always does
+    candidates = torch.cat([candidates, middle[:, None]], 1)
+    fits = ((candidates > 0) & (candidates <= size[:, None])).all(2)  # the middle always does
     first = fits.long().argmax(1)
-    extent = tried[torch.arange(len(tried), device=sample.device), first]
-    corner = torch.where((first == len(attempt))[:, None], (size - extent) // 2, _somewhere(sample, size, extent, seed))
+    extent = candidates[torch.arange(len(candidates), device=sample.device), first]
+    corner = torch.where(
+        (first == len(attempt))[:, None], (size - extent) // 2, _random_corner(sample, size, extent, seed)
+    )
     return torch.cat([corner, extent, _mirrored(sample, seed, flip)[:, None]], 1)
 
 
-def _somewhere(sample: Tensor, size: Tensor, extent: Tensor, seed: int) -> Tensor:
+def _random_corner(sample: Tensor, size: Tensor, extent: Tensor, seed: int) -> Tensor:
     """First row and column, int64 (N, 2), of a part of this height and width at random in each image."""
-    place = torch.stack([uniform(seed, stream, sample) for stream in (ROW, COLUMN)], 1)
-    return integers(0, size - extent, place)
+    position = torch.stack([uniform(seed, stream, sample) for stream in (ROW, COLUMN)], 1)
+    return integers(0, size - extent, position)
 
 
 def _mirrored(sample: Tensor, seed: int, flip: bool) -> Tensor:
@@ -159,9 +161,9 @@ def crop_and_flip(pixels: Tensor, shift: Tensor) -> Tensor:
     row, column, mirrored = shift[:, :, None].unbind(1)
     rows = row + along
     columns = column + torch.where(mirrored.bool(), side - 1 - along, along)
-    which = torch.arange(count, device=pixels.device)[:, None, None, None]
+    image = torch.arange(count, device=pixels.device)[:, None, None, None]
     channel = torch.arange(channels, device=pixels.device)[:, None, None]
-    return padded[which, channel, rows[:, None, :, None], columns[:, None, None, :]]
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def resized(pixels: Tensor, side: int) -> Tensor:

@@ -45,7 +45,7 @@ def read_image(path: Path) -> Image.Image:
 
 
 def _to_bytes(path: Path, pixels: NDArray[np.float64], mode: str, sixteen_bits: bool) -> NDArray[np.uint8]:
-    """Grey values (H, W) of a deep ``mode`` as bytes; ``sixteen_bits``: white is 65535 whatever the values are."""
+    """Grey values (H, W) of a deep ``mode`` as bytes; ``sixteen_bits``: white is always 65535."""
     low, high = float(pixels.min()), float(pixels.max())
     if mode == "F":
         white, valid = 1, 0 <= low <= high <= 1

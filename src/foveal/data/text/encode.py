@@ -1,8 +1,8 @@
 """Texts to arrays of word numbers and tags, in one pass over a corpus of any size.
 
-Documents are split and tagged by several processes and written to disk as they come. Words are numbered in the order in
-which they appear; when all have been seen, the vocabulary is chosen by how often each occurs in training and the
-numbers are replaced, block by block. Nothing but one block and the list of words is ever held in memory.
+Several processes split and tag the documents, which are written to disk as they come. Words are first numbered in the
+order in which they appear. After the last one the vocabulary is chosen by how often each word occurs in training, and
+the numbers are replaced, block by block. Only one block and the list of words are in memory at a time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from foveal.data.text.tokens import is_word, sentences, tokens
 from foveal.supervise.targets import Tag
 
 PAD, UNKNOWN = 0, 1
-SPECIAL = ("", "<unknown>")  # what the first numbers stand for
-TOGETHER = 256  # documents a block
+SPECIAL = ("", "<unknown>")  # the words of the first numbers
+BLOCK = 256  # documents that are prepared together
 FEW = 2_000  # documents for which it is not worth starting processes
 
 Array = np.ndarray[Any, Any]
@@ -39,8 +39,8 @@ class Form:
     """How a document is cut.
 
     Attributes:
-        sentences: at most so many sentences with at least one word.
-        words: at most so many words of each.
+        sentences: greatest number of sentences with at least one word.
+        words: greatest number of words of a sentence.
         tagger: see :func:`foveal.data.text.tagging.find_tagger`; ``none`` marks every word as ``X``.
         language: of the texts.
     """
@@ -62,18 +62,18 @@ def prepare(text: str, form: Form) -> Prepared:
     [(['hello', 'world'], b'\x0b\x0b'), (['42'], b'\x0b')]
     """
     tag = None if form.tagger == "none" else find_tagger(form.tagger, form.language)
-    found: Prepared = []
+    document: Prepared = []
     for sentence in sentences(text):
-        every = tokens(sentence)
-        places = [i for i, token in enumerate(every) if is_word(token)][: form.words]
-        if not places:
+        parts = tokens(sentence)
+        words = [i for i, token in enumerate(parts) if is_word(token)][: form.words]
+        if not words:
             continue
-        every = every[: places[-1] + 2]  # and the mark after the last word
-        tags = [Tag.X] * len(every) if tag is None else tag(every)
-        found.append(([every[i].lower() for i in places], bytes(tags[i] for i in places)))
-        if len(found) == form.sentences:
+        parts = parts[: words[-1] + 2]  # with the punctuation mark after the last word
+        tags = [Tag.X] * len(parts) if tag is None else tag(parts)
+        document.append(([parts[i].lower() for i in words], bytes(tags[i] for i in words)))
+        if len(document) == form.sentences:
             break
-    return found
+    return document
 
 
 def _prepare_block(texts: list[str], form: Form) -> list[Prepared]:
@@ -86,24 +86,24 @@ def prepared(texts: Texts, form: Form, processes: int | None = None) -> Iterator
     Args:
         texts: with labels.
         form: how they are cut.
-        processes: how many work on it; None for as many as there are processors, up to 8, and 1 for a few texts.
+        processes: how many; None for as many as there are processors, up to 8, and 1 for a few texts.
     """
     if form.tagger != "none":
         find_tagger(form.tagger, form.language)  # loaded once, before processes are forked
     blocks = _blocks(texts)
-    first = list(itertools.islice(blocks, FEW // TOGETHER))
-    wanted = min(8, os.cpu_count() or 1) if processes is None else processes
-    few = len(first) < FEW // TOGETHER
-    # Where processes cannot be forked they would have to import the user's script again: one does it all.
-    if wanted < 2 or (few and processes is None) or sys.platform in ("win32", "darwin"):
+    first = list(itertools.islice(blocks, FEW // BLOCK))
+    count = min(8, os.cpu_count() or 1) if processes is None else processes
+    few = len(first) < FEW // BLOCK
+    # Processes that are not forked would import the user's script again: there this one does it all.
+    if count < 2 or (few and processes is None) or sys.platform in ("win32", "darwin"):
         for block, labels in itertools.chain(first, blocks):
             yield _prepare_block(block, form), labels
         return
     waiting: deque[tuple[Future[list[Prepared]], list[int]]] = deque()
-    with ProcessPoolExecutor(wanted, multiprocessing.get_context("fork")) as pool:
+    with ProcessPoolExecutor(count, multiprocessing.get_context("fork")) as pool:
         for block, labels in itertools.chain(first, blocks):
             waiting.append((pool.submit(_prepare_block, block, form), labels))
-            if len(waiting) > 2 * wanted:  # read no further ahead
+            if len(waiting) > 2 * count:  # read no further ahead
                 future, done = waiting.popleft()
                 yield future.result(), done
         for future, done in waiting:
@@ -111,7 +111,7 @@ def prepared(texts: Texts, form: Form, processes: int | None = None) -> Iterator
 
 
 def _blocks(texts: Texts) -> Iterator[tuple[list[str], list[int]]]:
-    while block := list(itertools.islice(texts, TOGETHER)):
+    while block := list(itertools.islice(texts, BLOCK)):
         yield [text for text, _ in block], [label for _, label in block]
 
 
@@ -131,7 +131,7 @@ def encode(
         splits: functions that read the texts; the vocabulary is that of ``train``.
         form: how documents are cut.
         folder: where to.
-        vocabulary: at most so many words, the most frequent; others are unknown.
+        vocabulary: greatest number of words, the most frequent; others are unknown.
         min_count: a word that occurs less often in training is unknown.
         processes: as in :func:`prepared`.
         progress: wraps the blocks of a split, for a progress bar.
@@ -140,19 +140,18 @@ def encode(
     """
     numbers: dict[str, int] = {}
     counts = np.zeros(0, np.int64)
-    shapes = {}
+    documents: dict[str, int] = {}
     for split, read in splits.items():
         blocks: Iterable[tuple[list[Prepared], list[int]]] = prepared(read(), form, processes)
         blocks = blocks if progress is None else progress(split, blocks)
-        seen = _write_raw(blocks, form, folder / split, numbers)
-        shapes[split] = seen[0]
+        documents[split], occurrences = _write_raw(blocks, form, folder / split, numbers)
         if split == "train":
-            counts = seen[1]
+            counts = occurrences
     words = list(numbers)
     order = [i for i in np.argsort(-counts, kind="stable") if counts[i] >= min_count][:vocabulary]
     final = np.full(len(words), UNKNOWN, np.int32)
     final[order] = np.arange(len(order), dtype=np.int32) + len(SPECIAL)
-    for split, count in shapes.items():
+    for split, count in documents.items():
         _write_final(folder / split, count, form, final)
     kept = "\n".join(words[i] for i in order)
     (folder / "vocabulary.txt").write_text(kept, encoding="utf-8")
@@ -161,7 +160,11 @@ def encode(
 def _write_raw(
     blocks: Iterable[tuple[list[Prepared], list[int]]], form: Form, path: Path, numbers: dict[str, int]
 ) -> tuple[int, Array]:
-    """Write a split with words numbered by first appearance, from 1 on; returns documents and occurrences."""
+    """Write a split with words numbered by first appearance, from 1 on.
+
+    Returns:
+        The number of documents, and how often each word occurs.
+    """
     counts = np.zeros(len(numbers), np.int64)
     total = 0
     with ExitStack() as stack:
@@ -173,9 +176,9 @@ def _write_raw(
                 for s, (sentence, marks) in enumerate(document):
                     words[d, s, : len(sentence)] = [numbers.setdefault(word, len(numbers)) + 1 for word in sentence]
                     tags[d, s, : len(sentence)] = list(marks)
-            here = np.bincount(words.ravel(), minlength=len(numbers) + 1)[1:]
-            here[: len(counts)] += counts
-            counts = here
+            occurrences = np.bincount(words.ravel(), minlength=len(numbers) + 1)[1:]
+            occurrences[: len(counts)] += counts
+            counts = occurrences
             total += len(documents)
             arrays: tuple[Array, ...] = (words, tags, np.array(labels, np.int32))
             for file, array in zip(files, arrays, strict=True):
@@ -196,11 +199,11 @@ def _write_final(path: Path, count: int, form: Form, final: Array) -> None:
         raw = Path(f"{path}-{kind}.raw")
         out = np.lib.format.open_memmap(f"{path}-{kind}.npy", "w+", dtype, size)
         if count:
-            given = np.memmap(raw, dtype, "r", shape=size)
+            values = np.memmap(raw, dtype, "r", shape=size)
             for begin in range(0, count, 4096):
-                block = given[begin : begin + 4096]
+                block = values[begin : begin + 4096]
                 out[begin : begin + 4096] = with_pad[block] if kind == "words" else block
-            del given
+            del values
         out.flush()
         raw.unlink()
 
@@ -219,11 +222,11 @@ def read_vocabulary(folder: Path) -> list[str]:
 
 def numbered(documents: list[Prepared], vocabulary: list[str], form: Form) -> tuple[Array, Array]:
     """Words int64 (N, S, W) and tags uint8 (N, S, W) of prepared documents."""
-    place = {word: i for i, word in enumerate(vocabulary) if i >= len(SPECIAL)}
+    number = {word: i for i, word in enumerate(vocabulary) if i >= len(SPECIAL)}
     words = np.zeros((len(documents), form.sentences, form.words), np.int64)
     tags = np.zeros(words.shape, np.uint8)
     for d, document in enumerate(documents):
         for s, (sentence, marks) in enumerate(document):
-            words[d, s, : len(sentence)] = [place.get(word, UNKNOWN) for word in sentence]
+            words[d, s, : len(sentence)] = [number.get(word, UNKNOWN) for word in sentence]
             tags[d, s, : len(sentence)] = list(marks)
     return words, tags

@@ -1,8 +1,8 @@
 """Part-of-speech tags for whole corpora, offline.
 
-The default is the tagger of pattern.en that textblob carries: a lexicon and Brill's rules for English, hundreds of
-thousands of words a second. spaCy is used where the user has a model of it, and any other function by its
-name. ``foveal bench tagger`` measures what they are worth.
+The default is the tagger of pattern.en that comes with textblob: a lexicon and Brill's rules for English, hundreds of
+thousands of words a second. spaCy models that the user has installed and functions of the user's own work too.
+``foveal bench tagger`` measures their accuracy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foveal.supervise.targets import Tag
 Tagger = Callable[[Sequence[str]], list[Tag]]
 """The tags of one sentence, one for each token."""
 
-LANGUAGES = {"pattern": ("en",)}  # what each tagger that comes with foveal was made for
+LANGUAGES = {"pattern": ("en",)}  # of the taggers that come with foveal
 
 # Petrov, Das, McDonald: "A universal part-of-speech tagset" (https://arxiv.org/abs/1104.2086), the table for Penn tags.
 _PENN = {
@@ -119,20 +119,20 @@ def _spacy(model: str) -> Tagger:
 
 def _named(module: str, function: str) -> Tagger:
     try:
-        given = getattr(own_module(module), function)
+        own = getattr(own_module(module), function)
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two of names such as "" and ".a"
         raise UserError(f"the tagger {module}:{function} cannot be loaded: {error}; use module:function") from error
-    if not callable(given):
-        raise UserError(f"the tagger {module}:{function} is no function but {type(given).__name__}")
+    if not callable(own):
+        raise UserError(f"the tagger {module}:{function} is no function but {type(own).__name__}")
 
     def tag(tokens: Sequence[str]) -> list[Tag]:
-        found = given(list(tokens))
-        if not isinstance(found, Iterable):
+        result = own(list(tokens))
+        if not isinstance(result, Iterable):
             raise UserError(
-                f"the tagger {module}:{function} returned {type(found).__name__}; expected a list of as many tags as "
-                "tokens"
+                f"the tagger {module}:{function} returned {type(result).__name__}; expected a list with one tag for "
+                "each token"
             )
-        names = list(found)
+        names = list(result)
         if len(names) != len(tokens):
             raise UserError(
                 f"the tagger {module}:{function} returned {len(names)} tags for {len(tokens)} tokens; expected one each"
@@ -142,11 +142,11 @@ def _named(module: str, function: str) -> Tagger:
     return tag
 
 
-FIVE = (Tag.NOUN, Tag.VERB, Tag.ADJ, Tag.ADV)  # and all others as one: what the semantic pairs tell apart
+FIVE = (Tag.NOUN, Tag.VERB, Tag.ADJ, Tag.ADV)  # and all others as one: the classes of semantic pairs
 
 
 def accuracy(tagger: Tagger, sentences: Sequence[Sequence[tuple[str, str, str]]]) -> dict[str, float]:
-    """Share of tokens that are tagged right.
+    """Share of tokens whose tag is right.
 
     Returns:
         ``five``: five classes (noun, verb, adjective, adverb, other) against the Penn tags, ``five_universal``: against

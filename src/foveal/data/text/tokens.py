@@ -1,6 +1,6 @@
 """Documents to sentences and sentences to tokens, by rules that need neither a model nor a download.
 
-Made for English and close relatives; a language that writes no spaces between words needs a splitter of its own.
+Made for English and related languages; a language without spaces between words needs another splitter.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _stops(text: str, begin: int, end: re.Match[str]) -> bool:
-    """Whether full stops end a sentence: one does unless an abbreviation or an initial is before it, dots may not."""
+    """Whether full stops end a sentence: one does, unless it follows an abbreviation or an initial; several may not."""
     if end[0].startswith(".."):
         return not text[end.end() : end.end() + 40].lstrip()[:1].islower()
     word = _LAST_WORD.search(text[max(begin, end.start() - 20) : end.start()])

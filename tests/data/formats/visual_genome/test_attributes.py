@@ -1,3 +1,5 @@
+"""Attributes in Visual Genome, from the annotation files to samples."""
+
 import json
 import math
 import os

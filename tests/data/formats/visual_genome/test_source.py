@@ -1,3 +1,5 @@
+"""Visual Genome as a dataset of recipes."""
+
 import pickle
 from itertools import chain
 

@@ -11,8 +11,8 @@ the objects of that class in the image. The folder looks as the official archive
     VG_100K, VG_100K_2   the images, named by id: 2.jpg
 
 Seo et al. (https://arxiv.org/abs/1606.02393) keep the 488 object and 274 attribute classes that appear more than 100
-times, in 45,393 images. They used an early release and do not say what they counted, and whether a given release yields
-these very numbers here has not been checked. What a folder yields is in ``queries`` and ``answers``.
+times, in 45,393 images. They used an early release and do not say what they counted. Which release gives exactly these
+numbers has not been checked. The classes of a folder are in ``queries`` and ``answers``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def split_images(images: Iterable[int], split: str, seed: int = 0, sizes: Sequen
 
 
 def union_mask(boxes: Iterable[Box], size: tuple[int, int], image_size: int) -> Tensor:
-    """Where any of ``boxes`` lies once the image is resized to a square.
+    """The mask of all ``boxes`` after the image is resized to a square.
 
     Args:
         boxes: left, top, width, height in pixels of the original image; what lies outside of it is cut off.
@@ -96,7 +96,7 @@ def union_mask(boxes: Iterable[Box], size: tuple[int, int], image_size: int) -> 
 
 
 def image_files(root: Path, images: set[int]) -> dict[int, Path]:
-    """Where each of ``images`` is. All are looked for at once, so that no training stops half way at a missing one."""
+    """The file of each of ``images``. All are looked for at once, so that training does not stop at a missing one."""
     present = {folder: set(os.listdir(root / folder)) for folder in IMAGE_FOLDERS if (root / folder).is_dir()}
     files = {i: root / folder / f"{i}.jpg" for folder, names in present.items() for i in images if f"{i}.jpg" in names}
     absent = sorted(images - files.keys())
@@ -143,8 +143,8 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
         image_size: side S of the images.
         min_count: classes that appear this often or less are dropped.
         seed: which division into splits.
-        sizes: number of train, val and test images; ``None`` for the paper's 25,393 : 10,000 : 10,000 of however many
-            images there are.
+        sizes: number of train, val and test images; ``None`` for the paper's 25,393 : 10,000 : 10,000 of all images
+            that there are.
 
     Attributes:
         queries: names of the Q object classes, the most frequent first.
@@ -210,7 +210,7 @@ class VisualGenomeAttributes(Dataset[dict[str, Any]]):
         return read_square(self.files[image], self.image_size)
 
     def prior(self, smoothing: float = 1.0) -> Tensor:
-        """Log-odds of every attribute given the object class, over the training split whichever split this is.
+        """Log-odds of every attribute given the object class, always over the training split.
 
         With n_q the training samples of class q, n_qa those of them that have attribute a, and s the smoothing::
 

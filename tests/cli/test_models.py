@@ -1,30 +1,15 @@
-import sys
+"""Commands on models: sites and bench."""
+
+from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 import foveal
-from foveal import cli
-from foveal.attention import Gate, registry
+from foveal.attention import Gate
+from foveal.attention.insertion import registry
 
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Run ``foveal sites`` in this process; exit status, what it printed and what it complained."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(cli, "console", Console(width=160))
-        monkeypatch.setattr(sys, "argv", ["foveal", "sites", *words])
-        try:
-            cli.main()
-            status = 0
-        except SystemExit as stop:
-            status = stop.code or 0
-        said = capsys.readouterr()
-        return status, said.out, said.err
-
-    return run
+BENCHMARKS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
 
 
 def cells(out: str, first: str) -> list[str]:
@@ -35,7 +20,7 @@ def cells(out: str, first: str) -> list[str]:
 
 
 def test_a_timm_model(call):
-    status, out, _ = call("resnet18", "--mechanism", "se")
+    status, out, _ = call("sites", "resnet18", "--mechanism", "se")
     assert status == 0
     assert "se in resnet18" in out
     assert cells(out, "layer1.0.bn2") == ["layer1.0.bn2", "BatchNorm2d", "64×56×56", "580", "0.001"]
@@ -44,23 +29,23 @@ def test_a_timm_model(call):
 
 
 def test_aw_is_the_default(call):
-    status, out, _ = call("resnet50")
+    status, out, _ = call("sites", "resnet50")
     assert status == 0
     assert cells(out, "16 sites")[3] == "165,208"
     assert cells(out, "layer2.0.conv2")[1:3] == ["Conv2d", "128×28×28"]
 
 
 def test_a_torchvision_model_and_a_glob(call):
-    status, out, _ = call("shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.0.branch2.?")
+    status, out, _ = call("sites", "shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.0.branch2.?")
     assert status == 2  # a ReLU is among them
-    status, out, _ = call("shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.?.branch2.0")
+    status, out, _ = call("sites", "shufflenet_v2_x0_5", "--mechanism", "cbam", "--at", "stage2.?.branch2.0")
     assert status == 0
     assert cells(out, "4 sites")[0] == "4 sites"
     assert cells(out, "stage2.3.branch2.0")[2] == "24×28×28"
 
 
 def test_a_model_of_foveal_that_takes_more_than_an_image(call):
-    status, out, _ = call("hattnet", "--mechanism", "se")
+    status, out, _ = call("sites", "hattnet", "--mechanism", "se")
     assert status == 0
     assert "?" in out
     total = [line for line in out.splitlines() if " sites" in line]
@@ -82,13 +67,13 @@ def test_a_mechanism_of_ones_own(call, monkeypatch):
         def forward(self, x):
             return x * self.scale
 
-    status, out, _ = call("resnet18", "--mechanism", "one")
+    status, out, _ = call("sites", "resnet18", "--mechanism", "one")
     assert status == 0
     assert cells(out, "8 sites")[3:] == ["8", "0.000"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "advice"),
     [
         (["resnet81"], "unknown model 'resnet81'; did you mean 'resnet"),
         (["qqqqqqqq"], "unknown model 'qqqqqqqq'"),
@@ -97,8 +82,21 @@ def test_a_mechanism_of_ones_own(call, monkeypatch):
         (["resnet18", "--at", "layer1.0.bn1"], "'aw' cannot be put on layer1.0.bn1 (BatchNorm2d)"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(call, words, said):
-    status, out, err = call(*words)
+def test_a_mistake_is_one_line_and_status_2(call, words, advice):
+    status, out, err = call("sites", *words)
     assert (status, out) == (2, "")
-    assert said in err
+    assert advice in err
     assert err.count("\n") == 1
+
+
+def test_benchmarks_are_listed(call):
+    status, out, _ = call("bench")
+    assert status == 0
+    assert {"aw", "reference"} <= set(out.split())
+
+
+@pytest.mark.parametrize("name", [path.stem for path in BENCHMARKS])
+def test_the_options_of_a_benchmark_are_its_own(call, name):
+    status, out, _ = call("bench", name, "--", "--help")
+    assert status == 0
+    assert f"usage: {name}.py" in out

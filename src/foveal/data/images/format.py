@@ -1,0 +1,74 @@
+"""How the images of a dataset are read, what is usual with them, and the options of a recipe's ``data`` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from foveal.data.images.labelled import ImageSet
+from foveal.data.place import Place
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The ``data`` section of a recipe; null stands for what is usual with the dataset.
+
+    Attributes:
+        folder: folder with the files, below the data folder or absolute.
+        size: side of the images that the model sees.
+        augment: ``large``, ``crop``, ``small`` or ``none`` (see :mod:`foveal.data.images.augment`).
+        flip: whether the first three also mirror images.
+        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
+            choose by the test images, as some papers do.
+        test_fraction: part of the images to test on, where the dataset has no official splits at all.
+        per_class: numbers of training and test images of each class, where the dataset has no official splits; instead
+            of ``test_fraction``, and then the test images choose the epoch.
+        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        workers: processes that read images, in each training process; 0 to read in the training process itself.
+        hold: decode all image files once, keep them in the cache, and train from the device's memory; null: if
+            ``augment`` is ``small`` or ``none`` and they take less than 4 GB. For ``large`` and ``crop`` whole images
+            are held, with a short side of at most 256/224 of ``size``.
+        mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
+    """
+
+    folder: str | None = None
+    size: int | None = None
+    augment: Literal["none", "small", "crop", "large"] | None = None
+    flip: bool | None = None
+    val_fraction: float | None = None
+    test_fraction: float = 0.2
+    per_class: tuple[int, int] | None = None
+    seed: int = 0
+    workers: int = 2
+    hold: bool | None = None
+    mean: tuple[float, float, float] | None = None
+    std: tuple[float, float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A dataset's format and what is usual with it.
+
+    Attributes:
+        name, title: in recipes, and for people.
+        read: finds classes and samples in the folder.
+        place: where the folder is; None for an embedded dataset.
+        size, augment, flip, val_fraction, mean, std: as in :class:`ImageOptions`.
+        note: added to the description.
+        own_files: whether the images are the user's own, so that the dataset is called after their folder.
+    """
+
+    name: str
+    title: str
+    read: Callable[[Path], ImageSet]
+    place: Place | None = None
+    size: int = 224
+    augment: Literal["none", "small", "crop", "large"] = "large"
+    flip: bool = True
+    val_fraction: float = 0.1
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    note: str = ""
+    own_files: bool = False

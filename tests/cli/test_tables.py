@@ -1,0 +1,173 @@
+"""Commands on whole tables: demo, list, reproduce, compare."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tiny import command
+
+from foveal.errors import UserError
+from foveal.reproduce import cells
+
+TABLE = """
+about: how wide
+settings:
+  task: refer
+  data: {name: mref, digits: embedded, triples: [60, 20, 20], canvas: 30, count: [1, 2], scale: [0.3, 0.5]}
+  model: {name: hattnet, hidden: 4, stages: 2}
+  train: {epochs: 1, batch: 20, eval_batch: 20, accelerator: cpu}
+rows:
+  narrow: {title: narrow, model: {channels: 2}}
+  wide: {title: wide, model: {channels: 6}}
+published:
+  accuracy: {narrow: 0.25, wide: 0.75}
+"""
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch) -> Path:
+    """A folder with a table of one's own, which is the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "widths.yaml").write_text(TABLE)
+    return tmp_path
+
+
+# List -------------------------------------------------------------------------------------------------------
+
+
+def test_list(call):
+    status, out, _ = call("list")
+    assert status == 0
+    names = set(out.split())
+    assert {"recipes", "tables", "tasks", "models", "data", "mechanisms", "losses", "metrics"} <= names
+    assert {"hattnet/table1/mref-hattnet-ctx", "hattnet/table1", "hattnet_ctx", "mdist", "cifar_resnet20"} <= names
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "summary"),
+    [
+        ("recipes", "hattnet/table1/mref-soft", ""),
+        ("recipes", "demo/classify", ""),
+        ("tables", "demo/refer", "5 cells"),
+        ("tables", "hattnet/table1", "15 cells"),
+        ("tasks", "refer", "an image"),
+        ("tasks", "document", "a text"),
+        ("models", "hattnet_ctx", ""),
+        ("data", "mref", "digit"),
+        ("mechanisms", "aw", "AW"),
+        ("losses", "mask", ""),
+        ("metrics", "accuracy", "Accuracy, %"),
+        ("metrics", "label_map", "Mean average precision"),
+    ],
+)
+def test_lists_have_a_line_on_each(call, what, name, summary):
+    status, out, _ = call("list", what)
+    title, *lines = out.splitlines()
+    assert (status, title) == (0, what)
+    rows = {line.split()[0]: line.strip() for line in lines}
+    assert summary in rows[name]
+    if what != "recipes":
+        assert all(len(line.split()) > 1 for line in lines), "every name has a summary"
+
+
+# Demo -------------------------------------------------------------------------------------------------------
+
+
+def test_demo_on_a_small_table(call, table):
+    status, out, _ = call("demo", "widths.yaml", "--jobs", 1)
+    assert status == 0
+    assert out.startswith("widths.yaml: how wide\n")
+    assert "[2/2] widths.yaml/wide seed 0: accuracy" in out
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+    assert [row[1] for row in rows] == ["narrow", "wide"]
+    assert f"Open it in a browser: {table / 'runs/widths/report.html'}" in out
+    assert (table / "runs/widths/report.html").exists()
+
+
+@pytest.mark.parametrize(("problem", "status"), [(UserError("mistake"), 2), (ValueError("bug"), 1)])
+def test_runs_that_fail_by_a_mistake_are_status_2(call, monkeypatch, tmp_path, problem, status):
+    def fit(*args, **options):
+        raise problem if "soft" in str(args) else UserError("mistake")
+
+    monkeypatch.setattr("foveal.reproduce.jobs.fit", fit)
+    ended = call("demo", "--jobs", 1, "--out", tmp_path)
+    assert ended.status == status
+    assert "5 run(s) failed; the first: demo/refer/" in ended.err
+    assert "The same command goes on with the rest" in ended.err
+
+
+@pytest.mark.slow
+def test_jobs_side_by_side(table):
+    done = subprocess.run(
+        command("demo", "widths.yaml", "--jobs", 2), cwd=table, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[2/2]" in done.stdout
+    assert (table / "runs/widths/wide/seed0/result.json").exists()
+
+
+# Reproduce and compare --------------------------------------------------------------------------------------
+
+
+def test_reproduce_and_compare(call, table):
+    words = ("reproduce", "./widths.yaml", "--seeds", 2, "--csv", "rows.csv")
+    status, out, _ = call(*words)
+    assert status == 0
+    assert out.startswith("./widths.yaml: 4 runs, 0 finished before\n")
+    assert "embedded data, not the paper's" in out
+    lines = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
+    narrow = next(line for line in lines if line[2:4] == ["narrow", "Accuracy, %"])
+    assert narrow[4] == "25.00"
+    assert "±" in narrow[5]
+    assert narrow[6] == "2"
+    assert (table / "runs/widths/report.html").exists()
+    rows = list(csv.DictReader((table / "rows.csv").open()))
+    assert {(row["recipe"], row["run_seeds"]) for row in rows} == {
+        ("widths.yaml/narrow", "0 1"),
+        ("widths.yaml/wide", "0 1"),
+    }
+    assert "4 runs, 4 finished before" in call(*words).out
+    status, out, _ = call("compare", "rows.csv", "widths.yaml/narrow", "widths.yaml/wide")
+    assert status == 0
+    assert "widths.yaml/wide − widths.yaml/narrow: accuracy" in out
+    assert "(paired t-test, 2 seeds)" in out
+    status, _, err = call("compare", "rows.csv", "widths.yaml/narrow", "widths.yaml/wide", "--metric", "acuracy")
+    assert status == 2
+    assert "did you mean 'accuracy'" in err
+
+
+def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(call, monkeypatch, tmp_path):
+    cell = cells("hattnet/table1", 1, tmp_path)[3]
+    cell.out.mkdir(parents=True)
+    result = {"metrics": {"accuracy": 0.4321}, "parameters": 7, "epochs": 2, "seconds": 3.0, "embedded": False}
+    result |= {"title": "T", "dataset": "D", "data": "digits"}
+    (cell.out / "result.json").write_text(json.dumps(result))
+    (cell.out / "environment.json").write_text(json.dumps({"gpu": None, "packages": {"torch": "2"}}))
+    monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")
+    words = ("reproduce", "hattnet/table1", "--seeds", 2, "--out", tmp_path, "--csv", tmp_path / "x.csv", "--finished")
+    status, out, _ = call(*words)
+    assert status == 0
+    assert "30 runs, 1 finished before" in out
+    assert "43.21" in out
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [(row["recipe"], row["run_seeds"]) for row in rows] == [(cell.recipe.name, "0")]
+    assert [path.parent for path in tmp_path.rglob("result.json")] == [cell.out]
+
+
+def test_a_table_without_its_data_is_one_line(call, monkeypatch, tmp_path):
+    monkeypatch.delenv("FOVEAL_DATA", raising=False)
+    status, out, err = call("reproduce", "hattnet/table1", "--out", tmp_path)
+    assert status == 2
+    assert out == "hattnet/table1: 15 runs, 0 finished before\n"
+    assert "set FOVEAL_DATA (or --data)" in err
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_run_of_other_settings_is_not_shown_as_one_of_these(call, table):
+    assert call("reproduce", "widths.yaml").status == 0
+    status, _, err = call("reproduce", "widths.yaml", "optim.lr=0.5")
+    assert status == 2
+    assert "holds a run of another recipe; choose another --out" in err
