@@ -1,3 +1,5 @@
+"""What importing foveal costs, and which names it has."""
+
 import subprocess
 import sys
 
@@ -12,13 +14,19 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_importing_is_cheap():
-    code = f"import sys, foveal; print([name for name in {HEAVY} if name in sys.modules])"
-    done = run(code)
+@pytest.mark.parametrize("module", ["foveal", "foveal.cli", "foveal.recipe", "foveal.registry", "foveal.errors"])
+def test_importing_is_cheap(module):
+    done = run(f"import sys, {module}; print([name for name in {HEAVY} if name in sys.modules])")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
 
 
+def test_names_of_recipes_are_cheap():
+    code = "from foveal.recipe import available; import sys; print(len(available()) > 100, 'torch' in sys.modules)"
+    assert run(code).stdout.strip() == "True False"
+
+
+@pytest.mark.slow
 def test_names_are_loaded_when_first_used():
     code = (
         "import sys, foveal\n"
@@ -33,8 +41,7 @@ def test_names_are_loaded_when_first_used():
 
 @pytest.mark.parametrize("name", foveal.__all__)
 def test_every_public_name_is_there(name):
-    found = getattr(foveal, name)
-    assert found is getattr(foveal, name)
+    assert getattr(foveal, name) is getattr(foveal, name)
     assert name in dir(foveal)
 
 

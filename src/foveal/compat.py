@@ -102,6 +102,16 @@ def gradient_will_run(node: Any) -> bool:
     return _will_run is None or _will_run(node)
 
 
+def python_function(node: Any) -> Any:
+    """The ``autograd.Function`` class behind a node of the graph, or None for a node of PyTorch's own."""
+    return getattr(node, "_forward_cls", None)
+
+
+def frees_its_buffers(node: Any) -> bool:
+    """Whether ``node`` is a compiled backward that frees its buffers when it first runs. If unknown, False."""
+    return bool(getattr(getattr(python_function(node), "metadata", None), "bw_donated_idxs", None))
+
+
 # Modules ----------------------------------------------------------------------------------------------------------
 
 

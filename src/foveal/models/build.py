@@ -1,4 +1,4 @@
-"""The model of a recipe, for every task: one of foveal, timm or torchvision, with attention and weights put in."""
+"""The model of a recipe, for every task: one of foveal, timm or torchvision, with inserted attention and weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from foveal.errors import UserError
 from foveal.models.registry import accepts, any_model, list_models
 from foveal.models.weights import start_from
 
-OURS = ("name", "insert", "checkpoint")
-PRETRAINED = ("pretrained", "weights")  # how timm and torchvision call weights that they fetch
+OURS = ("name", "insert", "checkpoint")  # keys that are no options of the model
+PRETRAINED = ("pretrained", "weights")  # options of timm and torchvision for weights that they download
 FOREIGN_SIZES = ("num_classes",)  # sizes that models of timm and torchvision take
 
 

@@ -2,10 +2,10 @@
 
 He, Zhang, Ren, Sun: "Deep Residual Learning for Image Recognition" (https://arxiv.org/abs/1512.03385), section 4.2: a
 3×3 convolution, three stages of n blocks with 16, 32 and 64 channels, the mean over positions, one linear layer; 6n + 2
-layers in all. Shortcuts have no parameters (option A) unless ``shortcut="projection"`` (option B) is asked for.
+layers in all. Shortcuts have no parameters (option A), or with ``shortcut="projection"`` a 1×1 convolution (option B).
 
-Departure: the mechanisms reduce by 4, not by 16. A sixteenth of 16 channels is one hidden unit, and a ReLU that is
-switched off in that one switches the whole mechanism off; with 4 the narrowest bottleneck has four.
+Departure: the reduction of the mechanisms is 4, not 16. With 16, a layer of 16 channels has a bottleneck of one unit,
+and if its ReLU is inactive the whole mechanism is; with 4 the narrowest bottleneck has four units.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Block(nn.Module):
         channels: channels of the input.
         out: channels of the output.
         stride: of the first convolution.
-        shortcut: where the shape changes: ``pad`` takes every ``stride``-th position and fills the new channels with
-            zeros, ``projection`` is a 1×1 convolution and a norm.
+        shortcut: used if the shape changes: ``pad`` takes every ``stride``-th position and pads the new channels with
+            zeros, ``projection`` is a 1×1 convolution and a batch norm.
     """
 
     def __init__(self, channels: int, out: int, *, stride: int = 1, shortcut: Shortcut = "pad") -> None:
@@ -106,9 +106,9 @@ def cifar_resnet(
         aw: AW-convolution in place of both convolutions of every block.
         gate: squeeze and excitation or CBAM after the last norm of every block.
         reduction: of every mechanism.
-        pools: which poolings feed CBAM's channel gate; ``avg`` and ``max`` unless told otherwise.
+        pools: poolings of CBAM's channel gate; ``avg`` and ``max`` by default.
         spatial: whether CBAM has its spatial gate.
-        start: ``paper``, or ``identity`` to begin as the plain network.
+        start: ``paper``, or ``identity`` to start as the plain network.
         width: channels of the first stage; the others have two and four times as many.
         shortcut: ``pad`` (option A) or ``projection`` (option B), see :class:`Block`.
         num_classes: number of classes.

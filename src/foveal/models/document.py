@@ -3,11 +3,12 @@
 Wang, Samari, Kim, Chaudhuri, Siddiqi: "FAN: Focused Attention Networks" (https://arxiv.org/abs/1905.11498), on top
 of Yang et al., "Hierarchical attention networks for document classification" (NAACL 2016).
 
-Words become states of a bidirectional LSTM, attention over words makes a sentence, another LSTM and attention over
-sentences make the document. FAN-hatt adds a branch: focused attention between the words of each sentence, whose mean is
-put beside the attended vector.
+A bidirectional LSTM reads words and attention over them gives a sentence vector; a second LSTM with attention over
+sentences gives the document vector. FAN-hatt adds a branch: focused attention between the words of each sentence, whose
+mean is concatenated with the sentence vector.
 
-Where the paper is silent: the branch is pooled by its mean over real words, and padding is seen by no part of the net.
+Departures, where the paper says nothing: the branch is pooled by its mean over real words, and no part of the network
+reads padding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from foveal.models.registry import register
 
 
 class SequenceAttention(Attends):
-    """Weigh the members of a sequence by how well they match a learnt context vector, and sum them.
+    """Sum of a sequence, weighted by how well each element matches a learnt context vector.
 
     With h the states, u_t = tanh(W h_t + b) and α = softmax_t(u_t · u)::
 
@@ -60,8 +61,8 @@ class SequenceAttention(Attends):
             mask: bool (..., T).
 
         Returns:
-            (..., C), zero where there is nothing but padding. What is watched is α as maps: (N, S, T) for the words of
-            S sentences, (N, 1, T) for T sentences.
+            (..., C), zero for a sequence of padding only. The record is α as maps: (N, S, T) for the words of S
+            sentences, (N, 1, T) for T sentences.
         """
         scores = (torch.tanh(self.hidden(states)) @ self.context).float()
         weights = scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) * mask
@@ -70,13 +71,13 @@ class SequenceAttention(Attends):
 
 
 class Reading(NamedTuple):
-    """What a document network makes of N documents.
+    """Output of a document network for N documents.
 
     Attributes:
         logits: (N, K), one for each class.
         pairs: affinities between the words of each sentence, (R, W, W) or (N, S, W, W); None without focused attention.
         mask: bool (R, W) or (N, S, W), true for words.
-        place: int (R,), which of the N · S sentences the pairs are of; None if they are of all.
+        place: int (R,), index of the pairs' sentences among all N · S; None if ``pairs`` has all of them.
     """
 
     logits: Tensor
@@ -90,19 +91,19 @@ class DocumentNet(nn.Module):
 
     Args:
         channels: size of the states of words, sentences and documents, even: half for each direction.
-        vocabulary: number of different words; 0 is padding.
+        vocabulary: number of words; 0 is padding, 1 the unknown word.
         classes: number of classes.
         embedding: size of the word vectors.
         focus: whether there is a branch of focused attention between words.
-        supervised: whether training draws that attention onto labelled pairs; the net is the same.
-        key_channels: size of the space in which words are compared.
+        supervised: whether training supervises that attention with labelled pairs; the network is the same.
+        key_channels: size of keys and queries.
         heads: number of heads of the focused attention.
-        focus_logits: ``learnt``, or ``zero`` for a control: every word then gathers all words alike, so that the branch
-            is the mean of the words' states. Keys and queries stay, zero and frozen, and all other weights start as
-            they do with ``learnt``.
-        pool: how a sentence is made from the words of the branch: ``mean`` or ``sum``.
+        focus_logits: ``learnt``, or ``zero`` for a control: every word then attends to all words equally, and the
+            branch is the mean of the words' states. The projections to keys and queries are zero and frozen; all other
+            weights are initialised as with ``learnt``.
+        pool: pooling of the branch over words: ``mean`` or ``sum``.
         dropout: of word vectors, sentence vectors and the document vector.
-        word_dropout: share of words that are replaced by the unknown word in training.
+        word_dropout: fraction of words that are replaced by the unknown word in training.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class DocumentNet(nn.Module):
                 projection.requires_grad_(False)
 
     def reset_parameters(self) -> None:
-        """Start as Keras does; the parts have started themselves."""
+        """Initialise as Keras does; submodules initialise themselves."""
         nn.init.xavier_uniform_(self.classifier.weight)
         nn.init.zeros_(self.classifier.bias)
         nn.init.uniform_(self.embedding.weight, -0.05, 0.05)
@@ -157,7 +158,7 @@ class DocumentNet(nn.Module):
             self.embedding.weight[0] = 0
 
     def set_vectors(self, vectors: Tensor) -> None:
-        """Start from word vectors (vocabulary, embedding), such as GloVe's; they are trained further."""
+        """Initialise with word vectors (vocabulary, embedding), such as GloVe's; training changes them."""
         if vectors.shape != self.embedding.weight.shape:
             raise UserError(
                 f"word vectors {tuple(vectors.shape)} do not fit the model's {tuple(self.embedding.weight.shape)}; set "
@@ -175,7 +176,7 @@ class DocumentNet(nn.Module):
         """Logits of documents and the affinities between their words.
 
         Args:
-            words: int (N, S, W), 0 for padding; an empty document is all padding and gets the logits of no text.
+            words: int (N, S, W), 0 for padding; a document may be empty (all padding).
         """
         if words.ndim != 3 or words.dtype.is_floating_point:
             raise UserError(f"words must be integers (N, S, W), got {words.dtype} {tuple(words.shape)}")
@@ -185,23 +186,23 @@ class DocumentNet(nn.Module):
         if self._whole():
             vectors, pairs = self._sentences(words, mask)
             return Reading(self._document(vectors, real), pairs, mask, None)
-        # Empty sentences, often half of all, are left out. To find them is the one thing a GPU is waited for.
+        # Empty sentences, often half of all, are left out; nonzero is the only synchronisation with the GPU.
         place = real.flatten().nonzero().squeeze(1)
-        words, mask = (given.flatten(0, 1).index_select(0, place) for given in (words, mask))
-        some, pairs = self._sentences(words, mask)
-        vectors = some.new_zeros(real.numel(), some.shape[-1]).index_copy(0, place, some)
+        words, mask = (tensor.flatten(0, 1).index_select(0, place) for tensor in (words, mask))
+        sentences, pairs = self._sentences(words, mask)
+        vectors = sentences.new_zeros(real.numel(), sentences.shape[-1]).index_copy(0, place, sentences)
         return Reading(self._document(vectors.view(*real.shape, -1), real), pairs, mask, place)
 
     def _whole(self) -> bool:
-        """Whether to keep empty sentences: their places where somebody watches, one shape where code is compiled."""
+        """Whether to keep empty sentences: records need their positions, compiled code needs one shape."""
         watched = any(module.watchers for module in self.modules() if isinstance(module, Attends))
         return watched or torch.compiler.is_compiling()
 
     def _dropped(self, words: Tensor, mask: Tensor) -> Tensor:
         if not (self.training and self.word_dropout):
             return words
-        lost = torch.rand(words.shape, device=words.device) < self.word_dropout
-        return torch.where(lost & mask, 1, words)  # 1 is the unknown word
+        dropped = torch.rand(words.shape, device=words.device) < self.word_dropout
+        return torch.where(dropped & mask, 1, words)  # 1 is the unknown word
 
     def _sentences(self, words: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """Vectors (..., C) of sentences (..., W), and the affinities of their words (..., W, W)."""

@@ -1,9 +1,9 @@
 """A bidirectional LSTM for padded sequences.
 
-Two things differ from :class:`torch.nn.LSTM`. There is one bias vector for each direction, as in Keras, and weights
-start as there: Glorot-uniform, orthogonal where states meet, zero biases but one for the forget gate. And padding is
-seen by neither direction: a backward LSTM that begins in the padding enters the sentence with a state that depends on
-how long the longest sentence of the batch is.
+Two differences from :class:`torch.nn.LSTM`. Each direction has one bias vector, and weights are initialised as in
+Keras: Glorot-uniform for inputs, orthogonal for states, zero biases except ones for the forget gate. And neither
+direction reads padding: a backward LSTM that starts in the padding would enter the sentence with a state that depends
+on the longest sentence of the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from foveal.errors import UserError
 
-# cuDNN wants all weights in one piece of memory and gathers them at every call, which is little work for these.
+# cuDNN needs all weights in one contiguous chunk and copies them at every call; these are small.
 warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
 
 
@@ -38,14 +38,14 @@ class BiLSTM(nn.Module):
         if min(channels, hidden) < 1:
             raise UserError(f"channels={channels}, hidden={hidden}: expected at least 1 of each")
         self.channels, self.hidden = channels, hidden
-        # First the forward direction, then the backward one.
+        # Index 0 is the forward direction, 1 the backward one.
         self.input = nn.ParameterList(nn.Parameter(torch.empty(4 * hidden, channels)) for _ in range(2))
         self.state = nn.ParameterList(nn.Parameter(torch.empty(4 * hidden, hidden)) for _ in range(2))
         self.bias = nn.ParameterList(nn.Parameter(torch.empty(4 * hidden)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Start as Keras does."""
+        """Initialise as Keras does."""
         for weight, state, bias in zip(self.input, self.state, self.bias, strict=True):
             nn.init.xavier_uniform_(weight)
             nn.init.orthogonal_(state)
@@ -58,7 +58,7 @@ class BiLSTM(nn.Module):
 
         Args:
             sequences: (B, T, D), padded at their ends.
-            mask: bool (B, T), true for real positions. A gap before the last real position is read as it is.
+            mask: bool (B, T), true for real positions. Masked positions before the last real one are read too.
 
         Returns:
             (B, T, 2H), forward states first, zero at padding.
@@ -77,30 +77,23 @@ class BiLSTM(nn.Module):
         return [self.input[direction], self.state[direction], bias, torch.zeros_like(bias)]
 
     def _flipped(self, sequences: Tensor, length: Tensor) -> Tensor:
-        """Each direction as a forward LSTM, the second over sequences turned around within their length.
+        """Each direction as a forward LSTM, the second over sequences reversed within their length.
 
-        Padding then comes after everything that counts. Nothing waits for the lengths, so a GPU can run ahead.
+        Padding then follows all real positions. The lengths stay on the GPU, so there is no synchronisation.
         """
-        place = torch.arange(sequences.shape[1], device=sequences.device).expand(sequences.shape[:2])
-        turn = torch.where(place < length[:, None], length[:, None] - 1 - place, place)
+        positions = torch.arange(sequences.shape[1], device=sequences.device).expand(sequences.shape[:2])
+        reverse = torch.where(positions < length[:, None], length[:, None] - 1 - positions, positions)
         forward = self._run(sequences, 0)
-        back = self._run(_take(sequences, turn), 1)
-        return torch.cat([forward, _take(back, turn)], 2)
+        backward = self._run(_take(sequences, reverse), 1)
+        return torch.cat([forward, _take(backward, reverse)], 2)
 
     def _run(self, sequences: Tensor, direction: int) -> Tensor:
         start = sequences.new_zeros(1, len(sequences), self.hidden)
-        options = (
-            True,
-            1,
-            0.0,
-            self.training,
-            False,
-            True,
-        )  # biases, layers, dropout, training, both ways, batch first
+        options = (True, 1, 0.0, self.training, False, True)  # biases, layers, dropout, training, two ways, batch first
         return torch.lstm(sequences, (start, start), self._weights(direction), *options)[0]
 
     def _packed(self, sequences: Tensor, length: Tensor) -> Tensor:
-        """Both directions at once over real positions only: less work, but the lengths must be known here and now."""
+        """Both directions at once over real positions only: less work, but the lengths are needed on the CPU."""
         pack = nn.utils.rnn.pack_padded_sequence
         packed = pack(sequences, length.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
         start = sequences.new_zeros(2, len(sequences), self.hidden)
@@ -115,6 +108,6 @@ class BiLSTM(nn.Module):
         return f"{self.channels}, hidden={self.hidden}"
 
 
-def _take(sequences: Tensor, place: Tensor) -> Tensor:
-    """Positions ``place`` (B, T) of each sequence (B, T, D)."""
-    return sequences.gather(1, place[:, :, None].expand_as(sequences))
+def _take(sequences: Tensor, positions: Tensor) -> Tensor:
+    """The ``positions`` (B, T) of each sequence (B, T, D)."""
+    return sequences.gather(1, positions[:, :, None].expand_as(sequences))

@@ -3,8 +3,8 @@
 Seo et al., "Hierarchical Attention Networks" (https://arxiv.org/abs/1606.02393), section 4.1. All share one CNN: four
 stages of 3×3 convolution without padding, ReLU and 2×2 max pooling. They differ in where and how they attend.
 
-Departures: where the paper and the authors' code are silent, SOFT and HARD keep the batch norms between stages, and the
-query enters STN's localisation network as an embedding beside the flattened map.
+Departures, where neither the paper nor the authors' code says anything: SOFT and HARD keep the batch norms between
+stages, and STN's localisation network gets the query as an embedding, concatenated with the flattened map.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def hard_logits(log_attention: Tensor, logits: Tensor) -> Tensor:
         logits: class logits at every position, (N, P, K).
 
     Returns:
-        (N, K) log-probabilities; being normalised they can be used as logits, and their cross entropy is −log p(y*).
+        (N, K) log-probabilities. They are normalised, so as logits their cross entropy is −log p(y*).
     """
     return torch.logsumexp(log_attention.unsqueeze(2) + logits.log_softmax(2), dim=1)
 
@@ -66,7 +66,7 @@ class Stage(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(N, C_in, H, W) to (N, C, (H − 2) // 2, (W − 2) // 2)."""
-        if type(self.conv) is not nn.Conv2d:  # attention was inserted
+        if type(self.conv) is not nn.Conv2d:  # attention is inserted
             return torch.relu(F.max_pool2d(self.conv(images), 2))
         features = pooled_conv(images, self.conv.weight)
         return torch.relu(features + self.conv.bias[:, None, None])  # type: ignore[index]
@@ -82,7 +82,8 @@ def feature_size(image_size: int, stages: int) -> int:
 def receptive_grid(stages: int) -> tuple[float, float]:
     """Centre of the first receptive field after ``stages`` stages, and the distance to the next, in pixels.
 
-    Without padding the map does not span the image: after four stages its four columns look at pixels 22.5 to 70.5.
+    Without padding the map does not span the image: after four stages the centres of its columns are pixels 22.5 to
+    70.5.
 
     >>> receptive_grid(4)
     (22.5, 16.0)
@@ -109,7 +110,7 @@ class ReferenceNet(nn.Module):
         classes: number of answers.
         stages: number of CNN stages; the last one always has a gate, normalised over positions.
         gates: ``last`` for classical attention at the top, ``all`` for a gate after every stage.
-        attend: what happens at the top: ``soft`` sums the attended features and classifies the sum, ``hard`` classifies
+        attend: attention at the top: ``soft`` sums the attended features and classifies the sum, ``hard`` classifies
             every position and marginalises over them exactly.
         context: side of each gate's neighbourhood; 1 for none.
         hidden: width of each gate.
@@ -117,8 +118,8 @@ class ReferenceNet(nn.Module):
         norm: batch norm after each stage's attended map and before the classifier.
         norm_momentum: share of the new batch in the running statistics; the authors' code uses 0.5.
         norm_eps: added to the variance; the authors' code uses 0.01.
-        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with most
-            attention.
+        predict: for ``attend="hard"`` in eval mode: ``marginal``, or ``argmax`` to classify only the position with the
+            most attention.
     """
 
     def __init__(
@@ -198,12 +199,12 @@ class ReferenceNet(nn.Module):
 
 
 class AffineCrop(Attends):
-    """Sample the image through an affine window predicted elsewhere; its record is the window, seen from the image."""
+    """Sample the image in a given affine window; the record is the window as a map over the image."""
 
     kind = "spatial"
 
     def forward(self, images: Tensor, theta: Tensor) -> Tensor:
-        """Crop ``images`` (N, C, H, W) with ``theta`` (N, 2, 3); same size out."""
+        """Crop ``images`` (N, C, H, W) with ``theta`` (N, 2, 3) to (N, C, H, W)."""
         if self.watchers:
             self.note(self.window(theta.float(), images.shape[-2:]))
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
@@ -211,7 +212,7 @@ class AffineCrop(Attends):
 
     @staticmethod
     def window(theta: Tensor, size: tuple[int, int] | torch.Size, sharpness: float = 20.0) -> Tensor:
-        """How far each image position lies inside the window: (N, H, W), 1 inside, 0 outside, soft at the border."""
+        """The window as a map (N, H, W): 1 inside, 0 outside, soft at the border."""
         n = len(theta)
         identity = torch.eye(2, 3, device=theta.device).expand(n, 2, 3)
         positions = F.affine_grid(identity, [n, 1, *size], align_corners=False).flatten(1, 2)  # (N, HW, 2) as (x, y)
@@ -224,7 +225,7 @@ class AffineCrop(Attends):
 
 
 class SpatialTransformerNet(nn.Module):
-    """STN baseline: crop the image where a query-conditioned localisation network says, then classify the crop.
+    """STN baseline: a query-conditioned localisation network chooses a crop of the image, which is classified.
 
     Args:
         channels: channels of every stage of both CNNs.
@@ -280,8 +281,8 @@ class SpatialTransformerNet(nn.Module):
 
     def forward(self, images: Tensor, query: Tensor) -> Tensor:
         """Logits (N, classes) for ``images`` (N, 3, H, W) in [0, 1] and ``query`` (N,)."""
-        where = torch.cat([self.localise(images).flatten(1), self.query(query)], 1)
-        theta = self.theta(torch.relu(self.locate(where))).view(-1, 2, 3)
+        localised = torch.cat([self.localise(images).flatten(1), self.query(query)], 1)
+        theta = self.theta(torch.relu(self.locate(localised))).view(-1, 2, 3)
         features = self.recognise(self.crop(images, theta)).mean((2, 3))
         return self.classify(self.dropout(self.norm(features)))
 

@@ -1,4 +1,4 @@
-"""Names of whole networks. Whatever is registered here can be had from timm by the same name."""
+"""Networks by name; timm knows each of them by the same name."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from foveal.typed import check_options
 @dataclass(frozen=True)
 class _Model:
     build: Callable[..., nn.Module]
-    options: Callable[..., Any]  # whose signature tells which options there are
+    options: Callable[..., Any]  # its signature has the options
 
 
 _MODELS: dict[str, _Model] = {}
-_TIMM = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # what timm passes along with the user's options
+_TIMM = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # arguments that timm adds to the user's options
 Builder = TypeVar("Builder", bound=Callable[..., nn.Module])
 
 
 def register(options: Callable[..., Any]) -> Callable[[Builder], Builder]:
-    """Register the network that the decorated function makes, under the function's name.
+    """Register the network that the decorated function builds, under the function's name.
+
+    ``foveal list models`` shows the first line of the function's docstring.
 
     Args:
-        options: the class or function that the function's keyword arguments end up in; they are checked against it. The
-            first line of the decorated function's docstring is what ``foveal list models`` shows.
+        options: the class or function whose signature has the options; the function's keyword arguments are checked
+            against it.
     """
 
     def decorate(build: Builder) -> Builder:
@@ -72,7 +74,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
         return model.build(**checked)
     except UserError:
         raise
-    except (TypeError, ValueError) as error:  # a value that torch or timm refuses, such as a dropout of 2
+    except (TypeError, ValueError) as error:  # a value that torch or timm rejects, such as a dropout of 2
         raise UserError(f"model {name}: {error}") from error
 
 
@@ -87,17 +89,17 @@ def any_model(name: str, **options: Any) -> nn.Module:
         return create_model(name, **options)
     import torchvision
 
-    others = torchvision.models.list_models()
-    if not timm.is_model(name) and name not in others:
-        raise unknown("model", name, {*known, *timm.list_models(), *others})
+    of_torchvision = torchvision.models.list_models()
+    if not timm.is_model(name) and name not in of_torchvision:
+        raise unknown("model", name, {*known, *timm.list_models(), *of_torchvision})
     build = partial(timm.create_model, name)
     if not timm.is_model(name):
         build = torchvision.models.get_model_builder(name)
-        if "weights_backbone" in inspect.signature(build).parameters:  # detectors would fetch them
+        if "weights_backbone" in inspect.signature(build).parameters:  # detectors download them by default
             build = partial(build, weights_backbone=None)
     try:
         return build(**options)
-    except Exception as error:  # of someone else's code, over options that the user gave
+    except Exception as error:  # raised by timm or torchvision because of the user's options
         raise UserError(f"model {name}: {' '.join(str(error).split())}") from error
 
 

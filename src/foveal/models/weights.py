@@ -1,4 +1,4 @@
-"""Weights from files: state dicts of any framework's usual wrapping, read without executing anything."""
+"""Weights from files: state dicts, also wrapped as training frameworks do, read without executing any code."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def read_weights(checkpoint: str | Path | Mapping[str, Any]) -> dict[str, Tensor
 
     Args:
         checkpoint: a ``.safetensors`` file, any file ``torch.load(weights_only=True)`` reads, or a state dict. One
-            wrapped in ``{"state_dict": ...}`` or ``{"model": ...}`` is unwrapped, and the ``module.`` that
-            data-parallel training puts before every name is dropped.
+            wrapped in ``{"state_dict": ...}`` or ``{"model": ...}`` is unwrapped, and the prefix ``module.`` of
+            data-parallel training is removed.
 
     Returns:
         Tensors by name, on the CPU if they come from a file.
@@ -47,7 +47,7 @@ def _load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"the checkpoint {path} is damaged or holds more than tensors, and what is not a tensor is never executed; "
+            f"the checkpoint {path} is damaged or holds other objects than tensors, which are never unpickled; "
             "download it again, or save its state dict alone with torch.save(model.state_dict(), ...)"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
@@ -55,63 +55,63 @@ def _load(path: Path) -> Any:
         raise UserError(f"cannot read the checkpoint {path} ({reason}); download it again") from error
 
 
-def fit_problems(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
-    """Say how the weights ``given`` differ from those ``expected``, in names and shapes; empty when they fit.
+def fit_problems(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:
+    """Differences of ``weights`` from those that are expected, in names and shapes; empty if they fit.
 
     >>> fit_problems({"a": torch.zeros(2), "b": torch.zeros(3)}, {"a": torch.zeros(5), "c": torch.zeros(3)})
     ['missing: b', 'of another shape: a (5,) instead of (2,)', 'unexpected: c']
     """
 
-    def first(names: list[str]) -> str:
+    def shorten(names: list[str]) -> str:
         return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
-    missing = [name for name in expected if name not in given]
-    extra = [name for name in given if name not in expected]
-    wrong = [
-        f"{name} {tuple(given[name].shape)} instead of {tuple(value.shape)}"
+    missing = [name for name in expected if name not in weights]
+    unexpected = [name for name in weights if name not in expected]
+    reshaped = [
+        f"{name} {tuple(weights[name].shape)} instead of {tuple(value.shape)}"
         for name, value in expected.items()
-        if name in given and given[name].shape != value.shape
+        if name in weights and weights[name].shape != value.shape
     ]
-    named = {"missing": missing, "of another shape": wrong, "unexpected": extra}
-    return [f"{problem}: {first(names)}" for problem, names in named.items() if names]
+    problems = {"missing": missing, "of another shape": reshaped, "unexpected": unexpected}
+    return [f"{problem}: {shorten(names)}" for problem, names in problems.items() if names]
 
 
 def start_from(model: nn.Module, checkpoint: str | Path | Mapping[str, Any]) -> list[str]:
-    """Load pretrained weights into a classifier, whether attention was inserted into it or not.
+    """Load pretrained weights into a classifier, with or without inserted attention.
 
-    Everything must fit but three things, which stay as they are: an inserted mechanism that the checkpoint has nothing
-    of, counters of batch norms, and the last layer if the checkpoint's is for another number of classes.
+    All weights must fit, with three exceptions that keep their values: an inserted mechanism of which the checkpoint
+    has no weights, counters of batch norms, and the last layer if the checkpoint's has another number of classes.
 
     Args:
         model: the classifier.
         checkpoint: as in :func:`read_weights`.
 
     Returns:
-        Names of the tensors that stayed as they were.
+        Names of the tensors that kept their values.
 
     >>> from foveal.models import create_model
     >>> plain, attended = create_model("cifar_resnet20"), create_model("se_cifar_resnet20", num_classes=7)
     >>> [name for name in start_from(attended, plain.state_dict()) if "attached" not in name]
     ['fc.weight', 'fc.bias']
     """
-    given, own = read_weights(checkpoint), model.state_dict()
+    weights, state = read_weights(checkpoint), model.state_dict()
     last = [name for name, module in own_modules(model) if isinstance(module, nn.Linear | nn.Conv2d)][-1:]
 
     def mechanism(name: str) -> str:
         return name.partition(".attached.")[2].partition(".")[0]
 
-    there = {mechanism(name) for name in own if name in given} | {""}
+    stored = {mechanism(name) for name in state if name in weights} | {""}
 
-    def stays(name: str) -> bool:
-        if name not in given:
-            return mechanism(name) not in there or name.endswith("num_batches_tracked")
-        head = name.rpartition(".")[0] in last and given[name].shape[1:] == own[name].shape[1:]
-        return head and given[name].shape != own[name].shape
+    def keeps(name: str) -> bool:
+        if name not in weights:
+            return mechanism(name) not in stored or name.endswith("num_batches_tracked")
+        head = name.rpartition(".")[0] in last and weights[name].shape[1:] == state[name].shape[1:]
+        return head and weights[name].shape != state[name].shape
 
-    kept = [name for name in own if stays(name)]
-    fitting = {name: value for name, value in given.items() if name not in kept}
-    if problems := fit_problems({name: value for name, value in own.items() if name not in kept}, fitting):
-        where = f"the checkpoint {checkpoint}" if isinstance(checkpoint, str | Path) else "the checkpoint"
-        raise UserError(f"{where} does not fit the model ({'; '.join(problems)})")
-    model.load_state_dict(fitting, strict=False)
+    kept = [name for name in state if keeps(name)]
+    loaded = {name: value for name, value in weights.items() if name not in kept}
+    if problems := fit_problems({name: value for name, value in state.items() if name not in kept}, loaded):
+        source = f"the checkpoint {checkpoint}" if isinstance(checkpoint, str | Path) else "the checkpoint"
+        raise UserError(f"{source} does not fit the model ({'; '.join(problems)})")
+    model.load_state_dict(loaded, strict=False)
     return kept

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from foveal.attention.class_maps.cam import (
     KINDS,
-    BatchNorm,
     MapKind,
     Traced,
     check_order,
@@ -29,7 +28,9 @@ from foveal.attention.class_maps.cam import (
     trace_classes,
     twice_differentiable,
 )
-from foveal.attention.class_maps.taps import Reshape, Taps, find_layers, unwrapped
+from foveal.attention.class_maps.gradients import BatchNorm
+from foveal.attention.class_maps.layout import Reshape
+from foveal.attention.class_maps.taps import Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
 from foveal.supervise.separability import MaskLayer, confusing_class, consistencies, mean, separabilities
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from foveal.attention import AttentionRecord, watch
 from foveal.errors import UserError
 from foveal.plugins import own_module
 from foveal.recipe import AttentionLoss
+from foveal.typed import check_names
 
 ClassMaps = Callable[[Mapping[str, Tensor], str, Any], AttentionRecord]
 
@@ -31,6 +33,7 @@ class AttentionLosses:
         self.functions = {name: find_loss(option.loss, name) for name, option in self.options.items()}
         self.watches: dict[str, watch] = {}
         for name, option in self.options.items():
+            _check_options(self.functions[name], option.options, f"loss.attention.{name}.options")
             if option.on == "records":
                 try:
                     self.watches[name] = watch(model, option.at)
@@ -73,6 +76,13 @@ class AttentionLosses:
             values = [self.functions[name](record, batch, **option.options) for record in records]
             losses[name] = torch.stack(values).mean()
         return losses
+
+
+def _check_options(loss: Callable[..., Tensor], options: Mapping[str, Any], where: str) -> None:
+    """Raise unless ``loss`` takes the options; the record and the batch come before them."""
+    arguments = inspect.signature(loss).parameters
+    if not any(argument.kind is argument.VAR_KEYWORD for argument in arguments.values()):
+        check_names(options, list(arguments)[2:], where)
 
 
 def find_loss(name: str, key: str) -> Callable[..., Tensor]:

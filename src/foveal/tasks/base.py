@@ -79,7 +79,7 @@ class Task(L.LightningModule):
         self.samples: dict[str, Tensor] = {}
         self.sites: list[str] = []
         self.attention_losses = AttentionLosses(recipe.loss.attention, self.model)
-        self._check_weights()
+        self._check_losses()
         self._step: Callable[[Batch], tuple[Tensor, dict[str, Tensor]]] = self.weighed
 
     # What a subclass defines -------------------------------------------------------
@@ -113,7 +113,7 @@ class Task(L.LightningModule):
 
     def class_maps(self, batch: Batch, at: str, kind: Any) -> AttentionRecord:
         """Class attention maps of a batch's true classes, for losses on them."""
-        raise UserError(f"loss.attention: task {self.name} has no class maps; use on: records")
+        raise no_class_maps(self.name)
 
     @classmethod
     def complete(cls, recipe: Recipe) -> Recipe:
@@ -238,8 +238,14 @@ class Task(L.LightningModule):
 
     # Checks ------------------------------------------------------------------------
 
-    def _check_weights(self) -> None:
-        if not (names := self.loss_names()):
+    def _check_losses(self) -> None:
+        names = self.loss_names()
+        for name, option in self.attention_losses.options.items():
+            if name in names:
+                raise UserError(f"loss.attention.{name}: task {self.name} has such a loss itself; choose another name")
+            if option.on == "class_maps" and type(self).class_maps is Task.class_maps:
+                raise no_class_maps(self.name)
+        if not names:
             return
         names = (*names, *self.attention_losses.names)
         check_names(self.recipe.loss.weights, names, "loss.weights")
@@ -256,6 +262,11 @@ def synchronised(model: nn.Module) -> nn.Module:
     model = convert_sync_batchnorm(model)  # timm's own knows its norms with an activation inside, torch's does not
     reattach(model)
     return model
+
+
+def no_class_maps(task: str) -> UserError:
+    """The error of a loss on class maps for a task that has none."""
+    return UserError(f"loss.attention: task {task} has no class maps; use on: records")
 
 
 def no_loss(names: Iterable[str]) -> UserError:

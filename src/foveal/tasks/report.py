@@ -19,6 +19,7 @@ import foveal
 from foveal import registry
 from foveal.errors import RunError, UnknownNameError
 from foveal.files import write_text
+from foveal.measure.info import MetricInfo
 from foveal.runs import Group, Run, grouped, read_runs
 from foveal.see.draw.chart import slots
 from foveal.see.draw.curves import training
@@ -97,14 +98,12 @@ class _Part:
         self.task, self.problem = _find(task)
         self.words = self.task.report_words(groups)
         keys = dict.fromkeys(key for group in groups for key in group.metrics)
-        owners = {key: next(group for group in groups if key in group.metrics) for key in keys}
-        infos = [owners[key].info(key) for key in keys]
-        self.infos = [info for info in infos if info.better is not None]
+        self.infos = [info for key in keys if (info := self._info(key)).better is not None]
         self.rows = [self._row(group) for group in groups]
 
     def section(self, anchor: str) -> Section:
         epochs = {group.name: [run.epochs for run in group.runs] for group in self.groups}
-        curves = curves_section(training(epochs, colours=self.colours))
+        curves = curves_section(training(epochs, info=self._info, colours=self.colours))
         try:
             own = self.task.report_sections(self.groups, self.colours)
         except RunError as error:
@@ -119,6 +118,11 @@ class _Part:
             badge="embedded data" if self.embedded else "",
             sections=[section for section in inner if section is not None],
         )
+
+    def _info(self, key: str) -> MetricInfo:
+        """What is known of a metric, from a model that measured it."""
+        owner = next((group for group in self.groups if key in group.metrics), self.groups[0])
+        return owner.info(key)
 
     def _row(self, group: Group) -> ModelRow:
         values = {}
@@ -149,7 +153,7 @@ class _Part:
         if not scores:
             return "so far"
         key, value = scores[0]
-        info = self.groups[0].info(key.removeprefix("val/"))
+        info = self._info(key.removeprefix("val/"))
         return f"so far, validation {info.with_unit(value)}"
 
     def _headline(self) -> Markup:
@@ -201,7 +205,7 @@ class _Part:
     def _parts(self) -> Section | None:
         """Metrics by part: right and wrong answers, classes."""
         keys = dict.fromkeys(key for g in self.groups for run in g.finished for key in run.part("parts"))
-        infos = [self.groups[0].info(key) for key in keys]
+        infos = [self._info(key) for key in keys]
         values = {
             group.name: {
                 info.key: {

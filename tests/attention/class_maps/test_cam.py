@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 import foveal
 from foveal.attention.class_maps.cam import class_attention
-from foveal.attention.class_maps.taps import Taps, layout
+from foveal.attention.class_maps.layout import layout
+from foveal.attention.class_maps.taps import Taps
 from foveal.errors import UserError
 
 
@@ -82,6 +83,7 @@ ARCHITECTURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_equals_pytorch_grad_cam(name: str) -> None:
     theirs = pytest.importorskip("pytorch_grad_cam")

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import Node
 
+from foveal.compat import frees_its_buffers, python_function
+
 NO_DOUBLE = re.compile(r"ScaledDotProduct|CompiledFunction|torchvision_|vision::ops|CudnnRnn")
 RAISES = re.compile(r"::(NotImplemented|\w*Error)$")
 
@@ -52,7 +54,7 @@ def between(outputs: Tensor, ends: Sequence[Node]) -> list[Node]:
 def without_second_order(nodes: Sequence[Node]) -> str | None:
     """Name of an operation among ``nodes`` that cannot be differentiated twice, if there is one."""
     for node in nodes:
-        backward = getattr(getattr(node, "_forward_cls", None), "backward", None)
+        backward = getattr(python_function(node), "backward", None)
         filename = getattr(getattr(backward, "__code__", None), "co_filename", "")
         if NO_DOUBLE.search(node.name()) or filename == once_differentiable.__code__.co_filename:
             return re.sub(r"^torch::autograd::|Backward\d*$", "", node.name())
@@ -73,5 +75,4 @@ def missing_derivative(gradients: Sequence[Tensor]) -> str | None:
 
 def frees_buffers(nodes: Sequence[Node]) -> bool:
     """Whether a compiled part among ``nodes`` frees its buffers in its first backward."""
-    parts = (getattr(getattr(node, "_forward_cls", None), "metadata", None) for node in nodes)
-    return any(getattr(part, "bw_donated_idxs", None) for part in parts)
+    return any(frees_its_buffers(node) for node in nodes)

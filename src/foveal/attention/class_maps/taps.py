@@ -8,9 +8,8 @@ run, so the layer also changes its class for the time being, which triggers a re
 
 from __future__ import annotations
 
-import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,6 +20,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 from foveal.attention.class_maps.graph import below
+from foveal.attention.class_maps.layout import Reshape, is_nhwc, layout, prefix_tokens, rerolled
 from foveal.compat import (
     compiled_original,
     function_modes,
@@ -29,10 +29,6 @@ from foveal.compat import (
     plain_name,
 )
 from foveal.errors import UnknownNameError, UserError, unknown
-
-Reshape = Callable[[Tensor], Tensor]
-"""Brings the output of a layer to (N, C, H, W)."""
-MOST_PREFIX_TOKENS = 16
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -237,9 +233,9 @@ class Taps:
                 raise UserError(f"reshape must give (N, C, H, W), it gave {tuple(maps.shape)} for {shape} at {name}")
             return self.reshape
         if len(shape) == 3 and hasattr(self.core, "reroll"):  # timm's Hiera
-            return _rerolled(self.core, name)
-        nhwc = _is_nhwc(self.core) and not isinstance(self.layers[name], nn.Conv2d)  # as the patch embedding is
-        to_maps = layout(shape, len(self.logits), self.size, _prefix_tokens(self.core), nhwc)
+            return rerolled(self.core, name)
+        nhwc = is_nhwc(self.core) and not isinstance(self.layers[name], nn.Conv2d)  # as the patch embedding is
+        to_maps = layout(shape, len(self.logits), self.size, prefix_tokens(self.core), nhwc)
         if to_maps is None:
             if len(shape) == 4 and shape[2:] == (1, 1):
                 hint = "name an earlier layer, one before pooling, or use larger images"
@@ -268,80 +264,3 @@ def _first(name: str, layer: nn.Module, output: Any) -> tuple[Tensor, tuple[Any,
 def _suggestion(model: nn.Module, name: str) -> str:
     convolutions = [n for n, m in model.named_modules() if isinstance(m, nn.Conv2d) and n != name]
     return "choose one before pooling" + (f", such as {plain_name(convolutions[-1])}" if convolutions else "")
-
-
-def _prefix_tokens(model: nn.Module) -> int | None:
-    """Number of class and register tokens before the patches; None if the model does not tell."""
-    count = getattr(model, "num_prefix_tokens", None)  # timm
-    if count is None and isinstance(getattr(model, "class_token", None), Tensor):  # torchvision
-        return 1
-    return count if isinstance(count, int) else None
-
-
-def _rerolled(model: nn.Module, name: str) -> Reshape:
-    """Tokens that the model has reordered, back in the order of the image."""
-    block = re.fullmatch(r"blocks\.(\d+)", name)
-    if block is None:
-        raise UserError(f"the tokens at {name} are not in the order of the image; name a whole block, as in blocks.1")
-    return lambda t: model.get_submodule("reroll")(t, int(block[1])).movedim(-1, 1)
-
-
-def _is_nhwc(model: nn.Module) -> bool:
-    torchvision = any(kind.__module__ == "torchvision.models.swin_transformer" for kind in type(model).__mro__)
-    return torchvision or str(getattr(model, "output_fmt", "")).endswith("NHWC")  # timm
-
-
-def layout(
-    shape: Sequence[int], samples: int, size: tuple[int, int] | None, prefix: int | None = None, nhwc: bool = False
-) -> Reshape | None:
-    """The function that brings features of this shape to (N, C, h, w); None if they hold no map of an image.
-
-    Feature maps (N, C, h, w) and (N, h, w, C) are told apart by which two sides have the proportions of the image; if
-    the former fits within rounding, it is chosen. Tokens (N, L, C) or (L, N, C) become the grid with these proportions.
-    The class and register tokens before it are skipped: as many as the model says (or none, as before these are
-    added), or as few as leave such a grid.
-
-    Args:
-        shape: of the features.
-        samples: N.
-        size: height and width of the image; None for a square.
-        prefix: tokens before the patches, if known.
-        nhwc: the model says that its features are (N, h, w, C); chosen if both fit equally well.
-
-    >>> layout((2, 512, 7, 7), 2, (224, 224))(torch.zeros(2, 512, 7, 7)).shape
-    torch.Size([2, 512, 7, 7])
-    >>> layout((2, 197, 768), 2, (224, 224))(torch.zeros(2, 197, 768)).shape
-    torch.Size([2, 768, 14, 14])
-    >>> layout((2, 10), 2, (224, 224)) is None
-    True
-    """
-    ratio = 1.0 if size is None else size[0] / size[1]
-    if len(shape) == 4:
-        errors = [abs(h / w / ratio - 1) if h and w else 1e9 for h, w in (shape[2:], shape[1:3])]
-        fits = abs(shape[2] - shape[3] * ratio) < max(1, ratio)  # within rounding
-        last = errors[1] <= errors[0] if nhwc else errors[1] < errors[0] and not fits
-        if shape[0] != samples or max(shape[1:3] if last else shape[2:]) < 2:
-            return None
-        return (lambda t: t.movedim(-1, 1)) if last else (lambda t: t)
-    if len(shape) != 3 or samples not in shape[:2]:
-        return None
-    swap = shape[0] != samples
-    tokens = shape[0] if swap else shape[1]
-    for skip in range(MOST_PREFIX_TOKENS + 1) if prefix is None else (prefix, 0):
-        for h, w in _grids(tokens - skip):
-            if max(h, w) > 1 and abs(h - w * ratio) < 1:
-                return _tokens(skip, h, w, swap)
-    return None
-
-
-def _grids(positions: int) -> Iterator[tuple[int, int]]:
-    """Every h×w with this number of positions."""
-    return ((h, positions // h) for h in range(1, positions + 1) if positions % h == 0)
-
-
-def _tokens(skip: int, h: int, w: int, swap: bool) -> Reshape:
-    def grid(t: Tensor) -> Tensor:
-        t = t.transpose(0, 1) if swap else t
-        return t[:, skip:].unflatten(1, (h, w)).movedim(-1, 1)
-
-    return grid

@@ -5,8 +5,9 @@ For ω = scale · q kᵀ, a mask of valid entities and labelled pairs T, each ro
     all_m = log Σ_n valid exp ω_mn        labelled_m = log Σ_n valid T_mn exp ω_mn
 
 :func:`reference` takes them from the whole matrix. :func:`row_log_sums` computes the matrix block by block, and again
-in the backward pass, so that its memory grows with N and not with N². It is a custom operator with a fake and a backward
-implementation, so that compiled code can call it. On NVIDIA GPUs it runs :mod:`foveal.kernels.center_mass.launch`.
+in the backward pass, so that its memory grows with N and not with N². It is a custom operator with a fake and a
+backward implementation, so that compiled code can call it. On NVIDIA GPUs it runs the kernels of
+:mod:`foveal.kernels.center_mass.launch`.
 """
 
 from __future__ import annotations

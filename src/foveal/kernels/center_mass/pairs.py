@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RULES = ("pairs", "different", "same", "table")
-
 
 @dataclass(frozen=True)
 class LabelledPairs:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention.class_maps.cam import MapKind, cam
-from foveal.attention.class_maps.taps import Reshape, Taps
+from foveal.attention.class_maps.layout import Reshape
+from foveal.attention.class_maps.taps import Taps
 from foveal.errors import UserError
 
 KIND_NAMES: dict[str | None, str] = {"channel": "A_ch", "gradcam": "Grad-CAM"}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from foveal.tasks.classify.options import ClassAttention
 from foveal.tasks.classify.sharpening import trial_images, without_python
 from foveal.tasks.results import Results
 
+MapKind = Literal["channel", "gradcam"]
 SHOWN = 9  # gates in a picture
 
 
@@ -48,6 +50,26 @@ def normalised(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return (pixels(image) - mean[:, None, None]) / std[:, None, None]
 
 
+def try_maps(model: nn.Module, layers: Sequence[str], kind: MapKind, size: int, key: str) -> None:
+    """Find out before training whether layers have class maps; the model is left as it was.
+
+    Args:
+        model: the classifier.
+        layers: names.
+        kind: of the maps.
+        size: side of the images.
+        key: of the recipe, for the message.
+    """
+    x, label = trial_images(model, size)
+    training = model.training
+    try:
+        cam(model.eval(), x, label, list(layers), kind)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{key}: {without_python(error)}") from error
+    finally:
+        model.train(training)
+
+
 class ClassAttentionMetrics(nn.Module):
     """Measures of the true and the confusing class's attention over a test set.
 
@@ -69,17 +91,6 @@ class ClassAttentionMetrics(nn.Module):
         self.metrics = {info.key: metric for info, metric in metrics}
         self.infos = {info.key: info for info, _ in metrics}
         self.held = nn.ModuleList(self.metrics.values())  # so that they move to the device with the task
-
-    def try_maps(self, model: nn.Module, size: int) -> None:
-        """Find out before training whether the layers have maps; the model is left as it was."""
-        x, label = trial_images(model, size)
-        training = model.training
-        try:
-            cam(model.eval(), x, label, self.layers, self.kind)
-        except (RuntimeError, ValueError) as error:
-            raise UserError(f"measure.class_attention: {without_python(error)}") from error
-        finally:
-            model.train(training)
 
     def update(self, model: nn.Module, x: Tensor, logits: Tensor, batch: Mapping[str, Tensor]) -> None:
         """Add a batch; of an image with several labels its best-scoring true class is taken.

@@ -20,7 +20,7 @@ from foveal.recipe import Recipe
 from foveal.see import top_classes
 from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, sample_tensors, try_model
 from foveal.tasks.base import Batch, Task
-from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, normalised, spatial_maps
+from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, normalised, spatial_maps, try_maps
 from foveal.tasks.classify.options import ClassifyLoss, ClassifyMeasure, complete
 from foveal.tasks.classify.sharpening import SharpenLosses
 from foveal.tasks.prediction import Prediction, Trained
@@ -97,7 +97,10 @@ class Classify(Task):
         if (measured := self.recipe.measure.class_attention) is not None:
             boxes = source.boxes() if hasattr(source, "boxes") else None
             attention = ClassAttentionMetrics(measured, boxes)
-            attention.try_maps(self.model, source.size)
+            try_maps(self.model, attention.layers, attention.kind, source.size, "measure.class_attention")
+        for name, option in self.recipe.loss.attention.items():
+            if option.on == "class_maps":
+                try_maps(self.model, [option.at], option.kind, source.size, f"loss.attention.{name}")
         return sharpen, attention
 
     @classmethod
