@@ -1,7 +1,7 @@
 """Errors for people: what was given, what was expected, what to do.
 
-Every mistake a user can make is raised as :class:`UserError` (a ``ValueError``) or one of its kinds, so that the
-command line prints one line and exits with status 2, and a library user can catch it. Anything else is a bug in foveal.
+Every mistake of a user is raised as :class:`UserError` (a ``ValueError``) or a subclass of it: the command line prints
+one line and exits with status 2, and a library user can catch it. Any other exception is a bug in foveal.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ class DivergedError(TrainingError):
     """The loss is no longer a number."""
 
 
-def unknown(what: str, given: object, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for an unknown name, with its close matches whatever their case.
+def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
+    """The error for an unknown name, with its close matches, upper or lower case, or else the known names.
+
+    Args:
+        kind: of thing, for the message.
+        name: as the user wrote it.
+        known: all names of this kind.
 
     >>> print(unknown("model", "hatnet", ["hattnet", "soft"]))
     unknown model 'hatnet'; did you mean 'hattnet'?
@@ -55,12 +60,12 @@ def unknown(what: str, given: object, known: Iterable[str]) -> UnknownNameError:
     unknown pooling 3; known: avg, max
     """
     names = sorted(known)
-    lower: dict[str, list[str]] = {}
-    for name in names:
-        lower.setdefault(name.lower(), []).append(name)
-    found = difflib.get_close_matches(str(given).lower(), lower, n=3, cutoff=0.6)
-    close = [name for key in found for name in lower[key]][:3]
+    by_lower: dict[str, list[str]] = {}
+    for candidate in names:
+        by_lower.setdefault(candidate.lower(), []).append(candidate)
+    matches = difflib.get_close_matches(str(name).lower(), by_lower, n=3, cutoff=0.6)
+    close = [candidate for match in matches for candidate in by_lower[match]][:3]
     if close:
-        return UnknownNameError(f"unknown {what} {given!r}; did you mean {' or '.join(map(repr, close))}?")
+        return UnknownNameError(f"unknown {kind} {name!r}; did you mean {' or '.join(map(repr, close))}?")
     shown = ", ".join(names[:20]) + (f", … ({len(names)} in all)" if len(names) > 20 else "")
-    return UnknownNameError(f"unknown {what} {given!r}; known: {shown or 'none'}")
+    return UnknownNameError(f"unknown {kind} {name!r}; known: {shown or 'none'}")

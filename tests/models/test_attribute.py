@@ -1,3 +1,5 @@
+"""VGG-16 with attention to attributes: backbone, gates, hard attention and the prior."""
+
 import pytest
 import timm
 import torch

@@ -1,3 +1,5 @@
+"""Small ResNets: sizes, shortcuts, and attention in every block."""
+
 import pytest
 import timm
 import torch
@@ -29,11 +31,11 @@ def test_published_parameter_counts(name, options, parameters):
         assert count(foveal.create_model(name, **options)) == parameters
 
 
-@pytest.mark.parametrize("depth", [20, 56, 110])
+@pytest.mark.parametrize("depth", [20, 56, pytest.param(110, marks=pytest.mark.slow)])
 def test_parameters_of_the_mechanisms(depth):
     """From the formulas of each mechanism, with a bottleneck of a quarter of the channels."""
     blocks = (depth - 2) // 6
-    widths = {16: 16, 32: 16, 64: 32}  # of each stage, and what its first convolution sees
+    widths = {16: 16, 32: 16, 64: 32}  # channels of each stage, and of the input of its first convolution
     linear = sum(blocks * (c * c // 4 + c // 4 + c // 4 * c + c) for c in widths)
     kernel = 0
     for out, before in widths.items():
@@ -63,7 +65,7 @@ def test_forward_and_gradient(prefix):
     model(torch.rand(3, 3, 17, 22)).logsumexp(1).sum().backward()
     assert model(torch.rand(3, 3, 17, 22)).shape == (3, 5)
     silent = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # CBAM's spatial gate begins with a weight of zero, as its authors' does; the convolution before it learns later.
+    # CBAM's spatial gate starts with a weight of zero, as in the authors' code; the convolution before it learns later.
     assert all(name.endswith("spatial.conv.weight") for name in silent)
 
 
@@ -111,13 +113,13 @@ def test_a_projected_shortcut():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"depth": 21}, r"depth=21: expected 6n \+ 2 layers, for example 20"),
         ({"shortcut": "option A"}, "shortcut: expected one of pad, projection"),
         ({"reductoin": 2}, "did you mean 'reduction'"),
     ],
 )
-def test_mistakes(options, said):
-    with pytest.raises(UserError, match=said):
+def test_mistakes(options, message):
+    with pytest.raises(UserError, match=message):
         foveal.create_model("cifar_resnet20", **options)

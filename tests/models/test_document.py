@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
+from torch_lstm import torch_lstm
 
 import foveal
 from foveal.errors import UserError
 from foveal.measure import word_importance
 from foveal.models.document import DocumentNet, SequenceAttention
-from foveal.models.lstm import BiLSTM
 
 NAMES = ("hatt", "fan_hatt_unsup", "fan_hatt_sup")
 SMALL = {"channels": 6, "vocabulary": 12, "classes": 3, "embedding": 5, "key_channels": 4}
@@ -18,12 +18,11 @@ SMALL = {"channels": 6, "vocabulary": 12, "classes": 3, "embedding": 5, "key_cha
 def documents(batch=4, sentences=5, words=7, seed=0):
     """Random documents of several lengths, the last one empty, sentences without gaps."""
     g = torch.Generator().manual_seed(seed)
-    found = torch.randint(1, 12, (batch, sentences, words), generator=g)
+    tokens = torch.randint(1, 12, (batch, sentences, words), generator=g)
     length = torch.randint(1, words + 1, (batch, sentences, 1), generator=g)
     count = torch.randint(1, sentences + 1, (batch, 1, 1), generator=g)
     count[0], count[-1] = sentences, 0
-    found = found * (torch.arange(words) < length) * (torch.arange(sentences)[:, None] < count)
-    return found
+    return tokens * (torch.arange(words) < length) * (torch.arange(sentences)[:, None] < count)
 
 
 def test_parameters_are_those_of_the_paper():
@@ -36,10 +35,10 @@ def test_parameters_are_those_of_the_paper():
     }
     for name in NAMES:
         model = foveal.create_model(name)
-        found = {part: sum(p.numel() for p in child.parameters()) for part, child in model.named_children()}
+        sizes = {part: sum(p.numel() for p in child.parameters()) for part, child in model.named_children()}
         wanted = expected if name == "hatt" else expected | {"sentences": 100_400, "focus": 20_000}
-        assert {part: found[part] for part in wanted} == wanted
-        assert sum(found.values()) - found["embedding"] == sum(wanted.values())
+        assert {part: sizes[part] for part in wanted} == wanted
+        assert sum(sizes.values()) - sizes["embedding"] == sum(wanted.values())
         assert all(p.requires_grad for p in model.parameters())
 
 
@@ -63,12 +62,12 @@ def test_zero_logits_make_the_branch_a_mean_of_words():
 
 
 def test_zero_logits_stay_and_leave_the_other_weights_as_they_start():
-    learnt, zero = [], []
-    for found, how in ((learnt, "learnt"), (zero, "zero")):
+    states = {}
+    for focus_logits in ("learnt", "zero"):
         torch.manual_seed(0)
-        model = foveal.create_model("fan_hatt_unsup", **SMALL, focus_logits=how)
-        found.append(model.state_dict())
-    differ = {name for name, value in zero[0].items() if not torch.equal(value, learnt[0][name])}
+        model = foveal.create_model("fan_hatt_unsup", **SMALL, focus_logits=focus_logits)
+        states[focus_logits] = model.state_dict()
+    differ = {name for name, value in states["zero"].items() if not torch.equal(value, states["learnt"][name])}
     assert differ == {"focus.key.weight", "focus.query.weight"}
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == differ
     optimiser = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -77,61 +76,6 @@ def test_zero_logits_stay_and_leave_the_other_weights_as_they_start():
     optimiser.step()
     reading = model.read(documents())
     assert (reading.pairs[reading.pairs.isfinite()] == 0).all()
-
-
-# The LSTM ------------------------------------------------------------------
-
-
-def torch_lstm(lstm):
-    other = torch.nn.LSTM(lstm.channels, lstm.hidden, batch_first=True, bidirectional=True).to(lstm.bias[0].dtype)
-    with torch.no_grad():
-        for direction, end in ((0, ""), (1, "_reverse")):
-            getattr(other, f"weight_ih_l0{end}").copy_(lstm.input[direction])
-            getattr(other, f"weight_hh_l0{end}").copy_(lstm.state[direction])
-            getattr(other, f"bias_ih_l0{end}").copy_(lstm.bias[direction])
-            getattr(other, f"bias_hh_l0{end}").zero_()
-    return other
-
-
-@pytest.mark.parametrize("form", ["packed", "flipped"])
-def test_lstm_against_torch_sequence_by_sequence(form):
-    """Values and gradients; what is in the padding does not matter."""
-    torch.manual_seed(0)
-    lstm = BiLSTM(4, hidden=3).double()
-    other = torch_lstm(lstm)
-    x = torch.randn(5, 6, 4, dtype=torch.float64, requires_grad=True)
-    length = torch.tensor([6, 1, 4, 0, 5])
-    mask = torch.arange(6) < length[:, None]
-    run = lstm._packed if form == "packed" else lstm._flipped
-    out = run(x, length).masked_fill(~mask[:, :, None], 0)
-    expected = torch.zeros_like(out)
-    for i, n in enumerate(length.tolist()):
-        if n:
-            expected[i, :n] = other(x[i : i + 1, :n])[0][0]
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(lstm(x, mask), expected)
-    weight = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad((o * weight).sum(), x)[0] for o in (out, expected))
-    torch.testing.assert_close(found, wanted)
-    assert found[~mask].abs().sum() == 0
-
-
-def test_lstm_without_sequences_and_with_gaps():
-    lstm = BiLSTM(4, hidden=3)
-    assert lstm(torch.zeros(0, 6, 4), torch.zeros(0, 6, dtype=torch.bool)).shape == (0, 6, 6)
-    gap = torch.tensor([[True, False, True, False]])
-    out = lstm(torch.randn(1, 4, 4), gap)
-    assert (out[0, 1] == 0).all()
-    assert (out[0, 2] != 0).all()
-    with pytest.raises(UserError, match="at least 1"):
-        BiLSTM(4, hidden=0)
-
-
-def test_lstm_starts_as_keras_does():
-    lstm = BiLSTM(10, hidden=8)
-    for state, bias in zip(lstm.state, lstm.bias, strict=True):
-        torch.testing.assert_close(state.T @ state, torch.eye(8))
-        assert bias.tolist() == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
 
 
 # The networks ----------------------------------------------------------------
@@ -224,15 +168,16 @@ def test_empty_documents_have_finite_gradients(name):
     assert model.embedding.weight.grad[0].abs().sum() == 0
 
 
+@pytest.mark.slow
 def test_compiled():
     model = foveal.create_model("fan_hatt_sup", **SMALL)
     words = documents()
     compiled = torch.compile(model.read, backend="aot_eager", fullgraph=True)
-    found, plain = compiled(words), model.read(words)
-    torch.testing.assert_close(found.logits, plain.logits)
-    torch.testing.assert_close(found.pairs.flatten(0, 1)[plain.place], plain.pairs)
+    whole, plain = compiled(words), model.read(words)
+    torch.testing.assert_close(whole.logits, plain.logits)
+    torch.testing.assert_close(whole.pairs.flatten(0, 1)[plain.place], plain.pairs)
     weights = [model.embedding.weight, *model.words.input, *model.sentences.state]  # through the LSTM in its other form
-    gradients = (torch.autograd.grad(r.logits.square().sum(), weights) for r in (found, plain))
+    gradients = (torch.autograd.grad(r.logits.square().sum(), weights) for r in (whole, plain))
     torch.testing.assert_close(*gradients)
 
 
@@ -277,7 +222,7 @@ def test_attention_to_nothing_is_nothing():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"channels": 7}, "channels even"),
         ({"classes": 0}, "at least 1"),
@@ -289,8 +234,8 @@ def test_attention_to_nothing_is_nothing():
         ({"focus_logits": "zero"}, "use the model fan_hatt_unsup"),
     ],
 )
-def test_options_that_cannot_be_used(options, said):
-    with pytest.raises(UserError, match=said):
+def test_options_that_cannot_be_used(options, message):
+    with pytest.raises(UserError, match=message):
         foveal.create_model("fan_hatt_sup", **SMALL | options)
 
 

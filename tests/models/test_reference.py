@@ -1,3 +1,5 @@
+"""Networks of the colour-reference experiments: sizes, gates, hard attention, STN, and ways of running."""
+
 import copy
 
 import pytest
@@ -195,15 +197,15 @@ def enumerate_hard(model, images, query):
     alpha = seen["gates.1"].values.flatten(1)
     features = model.stages[1](model.norms[0](model.stages[0](images)))
     n, _, height, width = features.shape
-    each = torch.zeros(n, height * width, 5)
+    classes = torch.zeros(n, height * width, 5)
     total = torch.zeros(n, 5)
     for b in range(n):
         for i in range(height):
             for j in range(width):
                 p = model.head(features[b, :, i, j][None]).softmax(1)[0]
-                each[b, i * width + j] = p
+                classes[b, i * width + j] = p
                 total[b] += alpha[b, i * width + j] * p
-    return total, alpha, each
+    return total, alpha, classes
 
 
 @torch.no_grad()
@@ -220,10 +222,10 @@ def test_hard_equals_enumeration(batch):
 @torch.no_grad()
 def test_hard_loss_never_exceeds_that_of_a_single_position(batch):
     model = net("hard")
-    _, alpha, each = enumerate_hard(model, *batch)
+    _, alpha, classes = enumerate_hard(model, *batch)
     for label in range(5):
         loss = F.cross_entropy(model(*batch), torch.full((4,), label), reduction="none")
-        single = -(alpha * each[:, :, label]).log()
+        single = -(alpha * classes[:, :, label]).log()
         assert (loss[:, None] <= single + 1e-5).all()
 
 
@@ -254,8 +256,8 @@ def test_one_hot_attention_makes_soft_and_hard_the_same(batch):
 def test_predict_argmax_classifies_the_best_position_in_eval_mode(batch):
     marginal, best = net("hard"), net("hard", predict="argmax")
     best.load_state_dict(marginal.state_dict())
-    total, alpha, each = enumerate_hard(marginal, *batch)
-    expected = each[range(4), alpha.argmax(1)].log()
+    total, alpha, classes = enumerate_hard(marginal, *batch)
+    expected = classes[range(4), alpha.argmax(1)].log()
     torch.testing.assert_close(best(*batch), expected, atol=1e-5, rtol=1e-5)
     assert (expected - total.log()).abs().max() > 1e-3
     torch.manual_seed(0)
@@ -310,6 +312,7 @@ def test_export(name, batch):
     torch.testing.assert_close(exported(*batch), model(*batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hard", "hattnet_ctx", "stn"])
 def test_compiled_training_step_equals_eager(name, batch):
     torch.compiler.reset()

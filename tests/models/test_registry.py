@@ -1,3 +1,5 @@
+"""Networks by name: foveal's own, and those of timm and torchvision."""
+
 import pytest
 import timm
 import torch

@@ -1,3 +1,5 @@
+"""Weights from files: what is read, what fits, and what keeps its values."""
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -20,11 +22,11 @@ WEIGHTS = {"features.0.weight": torch.arange(6.0).view(2, 3), "features.0.bias":
 )
 @pytest.mark.parametrize("as_file", [True, False])
 def test_state_dicts_are_unwrapped(wrap, as_file, tmp_path):
-    given = wrap(WEIGHTS)
+    checkpoint = wrap(WEIGHTS)
     if as_file:
-        torch.save(given, tmp_path / "w.pth")
-        given = tmp_path / "w.pth"
-    read = read_weights(given)
+        torch.save(checkpoint, tmp_path / "w.pth")
+        checkpoint = tmp_path / "w.pth"
+    read = read_weights(checkpoint)
     assert list(read) == list(WEIGHTS)
     for name, value in WEIGHTS.items():
         assert torch.equal(read[name], value)
@@ -83,11 +85,11 @@ def small(name="cifar_resnet20", **options):
 def test_all_that_fits_is_loaded(tmp_path):
     plain, attended = small(), small("aw_cbam_cifar_resnet20", num_classes=7)
     torch.save({"state_dict": {k: v.half() for k, v in plain.state_dict().items()}}, tmp_path / "w.pth")
-    stayed = start_from(attended, tmp_path / "w.pth")
-    assert {name for name in stayed if ".attached." not in name} == {"fc.weight", "fc.bias"}
+    kept = start_from(attended, tmp_path / "w.pth")
+    assert {name for name in kept if ".attached." not in name} == {"fc.weight", "fc.bias"}
     for name, value in attended.state_dict().items():
         assert value.dtype != torch.half
-        if name not in stayed:
+        if name not in kept:
             torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-3)
 
 
@@ -99,24 +101,24 @@ def test_a_classifier_for_as_many_classes_and_attention_are_loaded_too():
 
 @pytest.mark.parametrize("spoil", [lambda name: "layer3" in name, lambda name: name.endswith("amount")])
 def test_attention_is_all_there_or_not_at_all(spoil):
-    given = small("aw_se_cifar_resnet20", start="identity").state_dict()
-    missing = [name for name in given if ".attached.aw." in name and spoil(name)]
+    weights = small("aw_se_cifar_resnet20", start="identity").state_dict()
+    missing = [name for name in weights if ".attached.aw." in name and spoil(name)]
     model = small("aw_se_cifar_resnet20", start="identity")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(UserError, match=rf"does not fit the model \(missing: {missing[0]}, {missing[1]}"):
-        start_from(model, {name: value for name, value in given.items() if name not in missing})
+        start_from(model, {name: value for name, value in weights.items() if name not in missing})
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    kept = start_from(model, {name: value for name, value in given.items() if ".attached.aw." not in name})
-    assert kept == [name for name in given if ".attached.aw." in name]
+    kept = start_from(model, {name: value for name, value in weights.items() if ".attached.aw." not in name})
+    assert kept == [name for name in weights if ".attached.aw." in name]
 
 
 def test_counters_of_norms_may_be_missing():
-    given = {name: value for name, value in small().state_dict().items() if "tracked" not in name}
-    assert all(name.endswith("num_batches_tracked") for name in start_from(small(), given))
+    weights = {name: value for name, value in small().state_dict().items() if "tracked" not in name}
+    assert all(name.endswith("num_batches_tracked") for name in start_from(small(), weights))
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (lambda w: w | {"conv1.weight": torch.zeros(4, 3, 5, 5)}, r"of another shape: conv1\.weight"),
         (lambda w: {k: v for k, v in w.items() if k != "layer1.0.conv1.weight"}, r"missing: layer1\.0\.conv1\.weight"),
@@ -128,9 +130,9 @@ def test_counters_of_norms_may_be_missing():
         (lambda w: small("se_cifar_resnet20").state_dict(), r"unexpected: layer1\.0\.bn2\.attached\.se"),
     ],
 )
-def test_what_does_not_fit_is_named_and_nothing_is_loaded(spoil, said):
+def test_what_does_not_fit_is_named_and_nothing_is_loaded(spoil, message):
     model = small()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(UserError, match=rf"the checkpoint does not fit the model \(.*{said}"):
+    with pytest.raises(UserError, match=rf"the checkpoint does not fit the model \(.*{message}"):
         start_from(model, spoil(small().state_dict()))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -1,3 +1,5 @@
+"""ResNets and MobileNet with attention: sizes, cost, initialisation and plain weights."""
+
 import pytest
 import timm
 import torch
@@ -85,7 +87,7 @@ def test_options_of_timm_are_passed_on(create, name):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("aw_resnet50", {"block": None}, "unknown key 'block'"),
         ("aw_mobilenet", {"stem_size": 16}, "model aw_mobilenet: .*stem_size"),
@@ -93,8 +95,8 @@ def test_options_of_timm_are_passed_on(create, name):
         ("cbam_mobilenet", {"pools": "avg"}, r"pools: expected a list, got 'avg'"),
     ],
 )
-def test_options_that_do_not_fit(name, options, said):
-    with torch.device("meta"), pytest.raises(UserError, match=said):
+def test_options_that_do_not_fit(name, options, message):
+    with torch.device("meta"), pytest.raises(UserError, match=message):
         foveal.create_model(name, **options)
 
 
@@ -105,8 +107,8 @@ def test_attention_learns_from_the_first_step(name):
     assert all((block.bn3.weight == 1).all() for stage in (model.layer1, model.layer4) for block in stage)
     model(torch.randn(2, 3, 32, 32)).square().sum().backward()
     learns = {n: bool(p.grad.abs().max() > 0) for n, p in model.named_parameters() if ".attached." in n}
-    even = ("spatial.conv.weight",)  # behind a norm whose weight starts at zero, as in the authors' code
-    assert all(learns[n] for n in learns if not n.endswith(even))
+    later = "spatial.conv.weight"  # before a norm whose weight starts at zero, as in the authors' code
+    assert all(learns[n] for n in learns if not n.endswith(later))
 
 
 @pytest.mark.parametrize("stride_first", [True, False])
