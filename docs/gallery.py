@@ -21,7 +21,7 @@ from pathlib import Path
 import layout
 import torch
 from layout import grid
-from torchvision.transforms.functional import adjust_sharpness, normalize
+from torchvision.transforms.functional import adjust_sharpness, normalize, to_pil_image
 from torchvision.utils import make_grid
 
 import foveal
@@ -57,19 +57,22 @@ def trained(recipe: str, *changes: str) -> Run:
 def questions() -> layout.Picture:
     """Six questions about two images, and where three models look for the answer."""
     source = build_source(load("demo/refer/soft"))
-    batch = next(iter(source.loader("test", 44, device=torch.device("cpu"))))
-    image, query, label = (batch[key][-6:] for key in ("image", "query", "label"))
+    batch = next(iter(source.loader("test", 200, device=torch.device("cpu"))))
+    image, query, label = (
+        batch[key][118:124] for key in ("image", "query", "label")
+    )  # three questions about each image
 
-    rows, answers = {"input": [see.attended(scene, torch.ones(1, 1)) for scene in image]}, {}
+    rows, answers = {"input": [to_pil_image(scene) for scene in image]}, {}
     for name in ("soft", "hard", "hattnet-ctx"):
         run = trained(f"demo/refer/{name}")
         model, about = load_model(run.folder)
         with torch.no_grad(), foveal.watch(model) as seen:
             answer = model(image / 255, query).argmax(1)
         maps = foveal.measure.attention_map(seen, (32, 32))
-        rows[run.title] = [see.attended(*pair) for pair in zip(image, maps, strict=True)]
+        title = f"{run.title}\n{run.result['metrics']['accuracy']:.0%} right"
+        rows[title] = [see.attended(*pair) for pair in zip(image, maps, strict=True)]
         marks = ["✓" if right else "✗" for right in answer == label]
-        answers[run.title] = [f"{mark} {about['answers'][a]}" for mark, a in zip(marks, answer, strict=True)]
+        answers[title] = [f"{mark} {about['answers'][k]}" for mark, k in zip(marks, answer, strict=True)]
     return grid(rows, above=[f"What colour\nis the {digit}?" for digit in query], below=answers)
 
 
@@ -82,7 +85,7 @@ def insert() -> layout.Picture:
     with torch.no_grad(), foveal.watch(model, at="*.spatial") as seen:
         model(normalize(image / 255, about["view"]["mean"], about["view"]["std"]))
 
-    rows = {"input": [see.attended(scene, torch.ones(1, 1)) for scene in image]}
+    rows = {"input": [to_pil_image(scene) for scene in image]}
     for site, record in seen.items():  # such as layer1.0.bn2.attached.cbam.spatial
         rows[site.split(".")[0]] = [see.heatmap(values) for values in record.values]
     return grid(rows)
@@ -92,8 +95,9 @@ def insert() -> layout.Picture:
 def supervise() -> layout.Picture:
     """One model without a loss on its attention, and with one."""
     rows, answers = {}, {}
-    for title, changes in {"SOFT": (), "SOFT with\nmask loss": ("loss.attention.on_target.loss=mask",)}.items():
+    for title, changes in {"SOFT": (), "SOFT\nwith mask loss": ("loss.attention.on_target.loss=mask",)}.items():
         run = trained("demo/refer/soft", *changes)
+        title += f"\n{run.result['metrics']['accuracy']:.0%} right"
         samples = see.Samples.from_tensors(run.samples.tensors, run.samples.about)
         rows[title] = [see.overlay(samples.image[k], samples.map[k]) for k in range(6)]
         marks = {"right": "✓", "wrong": "✗"}
@@ -124,7 +128,7 @@ def hattnet() -> layout.Picture:
     """The two gates of HAttNet-CTX, and what they leave of an image."""
     run = trained("demo/refer/hattnet-ctx")
     samples = see.Samples.from_tensors(run.samples.tensors, run.samples.about)
-    rows = {"input": [see.attended(scene, torch.ones(1, 1)) for scene in samples.image[:6]]}
+    rows = {"input": [to_pil_image(scene) for scene in samples.image[:6]]}
     for title, maps in zip(("first gate", "last gate"), samples.gates, strict=True):
         rows[title] = [see.heatmap(values) for values in maps[:6]]
     rows["both gates"] = [see.attended(samples.image[k], samples.map[k]) for k in range(6)]
@@ -142,8 +146,7 @@ def aw() -> layout.Picture:
 
     attention = seen["layer2.0.conv1.attached.aw"].values  # (8, 16, 1, 3, 3): the same for all input channels
     mosaics = [make_grid(kernels, nrow=4, padding=1)[0] for kernels in attention]
-    digits = [see.attended(digit, torch.ones(1, 1)) for digit in image]
-    return grid({"input": digits, "attention": [see.heatmap(mosaic) for mosaic in mosaics]})
+    return grid({"input": [*map(to_pil_image, image)], "attention": [*map(see.heatmap, mosaics)]})
 
 
 @picture

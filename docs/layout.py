@@ -36,13 +36,16 @@ def grid(
     """Lay tiles out on a dark card, which looks the same on light and dark pages.
 
     Args:
-        rows: title of each row, and its tiles from left to right.
+        rows: title of each row, of which the first line is bold, and its tiles from left to right.
         above: a text above each column.
         below: title of a row to a text below each of its tiles; one that begins with ✗ has its tile framed.
         width: of the picture in pixels.
     """
     below = below or {}
-    left = round(max(font(bold=True).getlength(line) for title in rows for line in title.split("\n"))) + 2 * GAP
+    left = (
+        round(max(font(bold=not i).getlength(line) for title in rows for i, line in enumerate(title.split("\n"))))
+        + 2 * GAP
+    )
     side = (width - left) // max(map(len, rows.values())) - GAP
     columns = [left + k * (side + GAP) for k in range(max(map(len, rows.values())))]
     head = LINE * max((text.count("\n") + 1 for text in above), default=0)
@@ -58,7 +61,11 @@ def grid(
         draw.multiline_text((x + side / 2, GAP), text, INK, font(), "ma", spacing=8, align="center")
     for title, tiles in rows.items():
         y = tops[title]
-        draw.multiline_text((GAP, y + side / 2), title, INK, font(bold=True), "lm", spacing=8)
+        name, *remarks = title.split("\n")
+        middle = y + side / 2 - LINE * len(remarks) / 2
+        draw.text((GAP, middle), name, INK, font(bold=True), "lm")
+        for i, remark in enumerate(remarks, 1):
+            draw.text((GAP, middle + LINE * i), remark, PALE, font(), "lm")
         for k, tile in enumerate(tiles):
             text = below[title][k] if title in below else ""
             if text.startswith("✗"):

@@ -45,7 +45,7 @@ def test_a_model_gets_the_sizes_that_it_takes():
     """``soft`` takes no image size, ``stn`` does; a foreign model takes the number of classes alone."""
     sizes = {"queries": 3, "classes": 4, "image_size": 40}
     for name in ("soft", "stn"):
-        model = build_model({"name": name, "channels": 4}, sizes)
+        model = build_model({"name": name, "channels": 4, "stages": 2}, sizes)
         assert model(torch.rand(2, 3, 40, 40), torch.tensor([0, 2])).shape == (2, 4)
     assert build_model({"name": "resnet18"}, {**CLASSES, "vocabulary": 9}).fc.out_features == 7
 

@@ -547,3 +547,10 @@ def test_null_takes_away_what_lies_deeper_too(tmp_path):
     assert recipe.model["insert"] == [{"mechanism": "se", "reduction": 4}]
     (tmp_path / "again.yaml").write_text(recipe.dump())
     assert load(tmp_path / "again.yaml") == recipe
+
+
+def test_another_optimiser_inherits_only_the_keys_that_it_has():
+    recipe = load("hattnet/table1/mref-soft", ["optim.name=sgd", "optim.momentum=0.5"])  # a recipe of RMSprop
+    assert (recipe.optim.name, recipe.optim.momentum, recipe.optim.clip) == ("sgd", 0.5, 5.0)
+    with pytest.raises(UserError, match=r"optim\.alpha"):
+        load("hattnet/table1/mref-soft", ["optim.alpha=0.5", "optim.name=sgd"])

@@ -1,10 +1,12 @@
+"""Two recipes over seeds."""
+
 import pytest
 from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from foveal.cli import app
 from foveal.errors import DataError, UserError
-from foveal.tasks.compare import compare, paired
+from foveal.reproduce import compare, paired
 
 HEAD = "table,recipe,metric,values\n"
 
@@ -12,10 +14,10 @@ HEAD = "table,recipe,metric,values\n"
 def test_equal_to_scipy():
     first, second = [0.61, 0.64, 0.60, 0.66, 0.59], [0.66, 0.63, 0.65, 0.67, 0.66]
     expected = ttest_rel(second, first)
-    found = paired(first, second)
+    comparison = paired(first, second)
     interval = expected.confidence_interval(0.95)
-    assert found.p == pytest.approx(expected.pvalue)
-    assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
+    assert comparison.p == pytest.approx(expected.pvalue)
+    assert (comparison.low, comparison.high) == pytest.approx((interval.low, interval.high))
 
 
 def test_no_spread():
@@ -36,7 +38,7 @@ def test_file(tmp_path):
     for wrong in (("a", "c"), ("a", "b", "accuracies")):
         with pytest.raises(UserError, match="unknown"):
             compare(path, *wrong)
-    with pytest.raises(UserError, match=r"a has no center_mass; it has accuracy: choose one with --metric"):
+    with pytest.raises(UserError, match=r"it has accuracy: choose one with --metric"):
         compare(path, "a", "b", "center_mass")
     result = CliRunner().invoke(app, ["compare", str(path), "a", "b"])
     assert result.exit_code == 0
@@ -48,7 +50,35 @@ def test_only_runs_of_the_same_seed_are_pairs(tmp_path):
     path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2 0.4,1 2 3\nb,accuracy,0.5 0.3 0.2,3 2 1\n")
     assert compare(path, "a", "b").difference == pytest.approx(0.1)
     path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2,1 2\nb,accuracy,0.5 0.3,0 1\n")
-    with pytest.raises(UserError, match="a has seeds 1, 2, b has 0, 1"):
+    with pytest.raises(UserError, match="seeds 1, 2, b has 0, 1.*same --seeds and --first-seed"):
+        compare(path, "a", "b")
+
+
+def test_the_unit_of_the_metric(tmp_path):
+    path = tmp_path / "results.csv"
+    head = "recipe,metric,unit,better,values,run_seeds\n"
+    path.write_text(head + "a,delay,ms,lower,3.5 4.5,0 1\nb,delay,ms,lower,3.0 4.5,0 1\n")
+    comparison = compare(path, "a", "b")
+    assert comparison.difference == pytest.approx(-0.25)
+    assert (comparison.info.key, comparison.info.unit, comparison.info.better) == ("delay", "ms", "lower")
+    result = CliRunner().invoke(app, ["compare", str(path), "a", "b"])
+    assert result.exit_code == 0
+    assert "-0.25 ms" in result.output
+    assert "points" not in result.output
+
+
+def test_former_names_of_recipes(tmp_path):
+    path = tmp_path / "results.csv"
+    rows = "".join(f"hattnet/table1/mref-{row},accuracy,0.1 0.{n},0 1\n" for n, row in ((2, "soft"), (3, "hard")))
+    path.write_text("recipe,metric,values,run_seeds\n" + rows)
+    assert compare(path, "hattnet/mref-soft", "hattnet/table1/mref-hard").difference == pytest.approx(0.05)
+
+
+def test_a_metric_that_only_the_second_recipe_has(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text(HEAD + "t,a,accuracy,0.1 0.2\nt,a,delay,1 2\nt,b,delay,2 3\n")
+    assert compare(path, "a", "b", "delay").difference == pytest.approx(1)
+    with pytest.raises(UserError, match="--metric"):
         compare(path, "a", "b")
 
 

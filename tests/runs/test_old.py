@@ -156,6 +156,15 @@ def test_an_unfinished_run_is_resumed(old_run):
     assert folder.epochs()[1]["step"] == 12
 
 
+@pytest.mark.parametrize("name", FINISHED)
+def test_training_again_gives_the_losses_of_then(old_run, old_data, tmp_path, name):
+    """The same seed, the same weights, order and dropout."""
+    folder = RunFolder(old_run(name))
+    fit(folder.recipe(), tmp_path / "again", data=old_data, progress=False)
+    before, again = ([row["train/loss"] for row in rows.epochs()] for rows in (folder, RunFolder(tmp_path / "again")))
+    assert again == pytest.approx(before, rel=2e-4)
+
+
 # The same recipe ------------------------------------------------------------------------------------------------------
 
 

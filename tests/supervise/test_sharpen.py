@@ -422,6 +422,7 @@ def test_cuda_computes_what_the_cpu_does(order: int) -> None:
         torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), rtol=1e-2, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_steps_leak_nothing() -> None:
     model, (x, y) = net(), batch()
     sharpens = [Sharpen(model, LAYERS, order=order) for order in (1, 2)]
@@ -499,6 +500,7 @@ def test_compiled_arithmetic_is_the_same():
     torch.testing.assert_close(*actual)
 
 
+@pytest.mark.slow
 def test_each_has_a_compiled_form_of_its_own(monkeypatch):
     """PyTorch keeps eight forms of a function, and leaves it uncompiled from the ninth on."""
     compiled = []

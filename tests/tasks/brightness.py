@@ -113,9 +113,6 @@ class BrightnessTask(Task):
     def rebuild(cls, recipe, about):
         return build_model(recipe.model, {}, trained=True)
 
-    def about(self):
-        return self.source.about()
-
     def loss_names(self):
         return ("squares", "shrinkage")
 

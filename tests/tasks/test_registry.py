@@ -71,7 +71,7 @@ def test_methods_that_are_missing_are_named():
         def losses(self, batch):
             return {}
 
-    with pytest.raises(UserError, match="Half must define validation_step, test_step, about, rebuild"):
+    with pytest.raises(UserError, match="Half must define validation_step, test_step, rebuild"):
         register_task("half")(Half)
     assert "half" not in registry.tasks
 

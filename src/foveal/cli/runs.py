@@ -24,17 +24,20 @@ def train(
 ) -> None:
     """Train a recipe, or resume a run."""
     from foveal.recipe import available, load
-    from foveal.reproduce import run_path
-    from foveal.runs import RunFolder, find_run
 
-    folder = RunFolder(Path(recipe))
-    if folder.exists or (folder.path.is_dir() and recipe not in available()):
-        folder = find_run(recipe)
+    path = Path(recipe)
+    if (path / "recipe.yaml").is_file() or (path.is_dir() and recipe not in available()):
+        from foveal.runs import find_run
+
+        folder = find_run(path)
         if overrides or out:
             raise UserError(f"{folder} is a run: it is resumed as it was started, without overrides and --out")
         plan = folder.recipe()
     else:
-        plan = load(recipe, overrides or [])
+        plan = load(recipe, overrides or [])  # before the slow imports: a wrong name is reported at once
+        from foveal.reproduce import run_path
+        from foveal.runs import RunFolder
+
         folder = RunFolder(out or run_path(plan))
     finished = folder.finished
     from foveal.tasks import fit

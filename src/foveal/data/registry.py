@@ -12,6 +12,7 @@ import torch
 from foveal import registry
 from foveal.data.place import Place, Status, status
 from foveal.data.problems import Problem, Progress
+from foveal.errors import UserError
 
 
 class Source(Protocol):
@@ -81,6 +82,11 @@ class Entry:
     build: Callable[[Any, Path | None], Source]
     place: Place | None = None
     check: Callable[[Any, Path | None, Progress], Iterator[Problem]] | None = None
+
+    def __post_init__(self) -> None:
+        params = getattr(self.options, "__dataclass_params__", None)
+        if params is None or not params.frozen:
+            raise UserError(f"the options of dataset {self.name} must be a frozen dataclass, got {self.options!r}")
 
     def status(self, root: Path | None) -> Status:
         """What training would find below ``root``."""

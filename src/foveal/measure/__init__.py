@@ -18,6 +18,7 @@ from foveal.measure.average_precision import (
 )
 from foveal.measure.center_mass import CenterMass, center_mass
 from foveal.measure.energy_in_box import EnergyInBox, energy_in_box
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.inner_in_last import InnerInLast, inner_in_last
 from foveal.measure.maps import attention_map
 from foveal.measure.pointing_game import PointingGame, pointing_game
@@ -35,6 +36,7 @@ __all__ = [
     "EnergyInBox",
     "InnerInLast",
     "LabelMAP",
+    "MetricInfo",
     "PointingGame",
     "ScaleAccuracy",
     "Split",
@@ -51,6 +53,7 @@ __all__ = [
     "inner_in_last",
     "label_map",
     "pointing_game",
+    "register_metric",
     "scale_accuracy",
     "true_positive_strength",
     "weighted_average_precision",

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import timm
 from torch import nn
 
 from foveal.attention import insert
-from foveal.errors import UserError
+from foveal.errors import UserError, unknown
 from foveal.models.registry import accepts, any_model, list_models
 from foveal.models.weights import start_from
 
@@ -46,6 +47,8 @@ def build_model(
     for size in needs:
         if not accepts(name, size):
             known = [other for other in list_models() if all(accepts(other, need) for need in needs)]
+            if not own and not timm.is_model(name):
+                raise unknown("model", name, known)
             raise UserError(f"model {name} does not take {size} and is not for this task; use {' or '.join(known)}")
     options = {key: value for key, value in section.items() if key not in OURS}
     options |= {size: value for size, value in sizes.items() if (accepts(name, size) if own else size in FOREIGN_SIZES)}

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from foveal.errors import UserError
+from foveal.recipe.optim import inherited
 
 LARGEST = 200_000  # bytes; the recipe of a run has some 2,000
 DEEPEST = 50  # levels of nesting
@@ -68,7 +69,8 @@ REPLACED = {"schedule": "name", "average": "kind"}  # sections that are one thin
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the values of ``over``; sections that both have are merged key by key.
 
-    A schedule or an average of another name replaces the one in ``base``, whose keys would mean nothing to it.
+    A schedule or an average of another name replaces the one in ``base``, whose keys would mean nothing to it; an
+    optimiser of another name inherits the keys that it has.
 
     >>> merged({"optim": {"lr": 1, "clip": 5}, "seed": 0}, {"optim": {"lr": 2}})
     {'optim': {'lr': 2, 'clip': 5}, 'seed': 0}
@@ -79,6 +81,8 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         below = result.get(key)
         if isinstance(below, Mapping) and isinstance(value, Mapping) and not _replaces(key, below, value):
+            if key == "optim" and "name" in value:
+                below = inherited(below, value["name"])
             value = merged(below, value)
         result[key] = value
     return result

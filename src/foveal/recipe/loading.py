@@ -15,7 +15,7 @@ from foveal.recipe.files import REPLACED, merged, parse_yaml, read_mapping
 from foveal.recipe.grid import is_grid
 from foveal.recipe.grids import cell_names, own_grid, shipped
 from foveal.recipe.old import upgraded
-from foveal.recipe.optim import parse_optim
+from foveal.recipe.optim import inherited, parse_optim
 from foveal.recipe.schema import VERSION, Cell, LossOptions, MeasureOptions, Recipe, Train, plain
 from foveal.typed import check_names, convert, join, parse
 
@@ -39,6 +39,10 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """
     raw = upgraded(read(name))
     raw.setdefault("name", str(name))
+    overrides = list(overrides)
+    optimiser = [text for key, _, text in (override.partition("=") for override in overrides) if key == "optim.name"]
+    if optimiser and isinstance(raw.get("optim"), dict):
+        raw["optim"] = inherited(raw["optim"], optimiser[-1])
     for override in overrides:
         override_key(raw, override)
     return _parsed(raw, str(name))

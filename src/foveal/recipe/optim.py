@@ -204,3 +204,15 @@ def parse_optim(raw: Mapping[str, Any], where: str = "optim") -> Optim:
             else:
                 raw.pop(key, None)
     return optimisers.parse(raw, where, "adamw")
+
+
+def inherited(optim: Mapping[str, Any], name: object) -> dict[str, Any]:
+    """What a recipe that names the optimiser ``name`` inherits: all keys but those that only other optimisers have.
+
+    >>> inherited({"name": "rmsprop", "lr": 0.1, "alpha": 0.9}, "sgd")
+    {'name': 'rmsprop', 'lr': 0.1}
+    """
+    if optim.get("name", "adamw") == name or name not in optimisers.kinds:
+        return dict(optim)
+    own = keys(optimisers.kinds[str(name)])
+    return {key: value for key, value in optim.items() if key in own or not optimisers.owners(key)}

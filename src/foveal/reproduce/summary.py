@@ -53,7 +53,7 @@ def _row(
         "table": "" if cell is None else cell.table,
         "recipe": name,
         "model": recipe.title if cell is None else cell.row,
-        "dataset": results[0]["dataset"] if cell is None else cell.column,
+        "dataset": results[0]["dataset"] if cell is None or not cell.column else cell.column,
         "metric": metric,
         "title": info.title,
         "unit": info.unit,

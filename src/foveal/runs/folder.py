@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from foveal import registry
-from foveal.errors import RunError
+from foveal.errors import RunError, UnknownNameError
 from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, complete, load
 from foveal.runs.environment import environment
@@ -123,8 +123,13 @@ class RunFolder:
         """The recipe of the run."""
         if not self.exists:
             raise RunError(f"{self} is not a run folder: it has no recipe.yaml{_runs_below(self.path)}")
-        self.header()
-        return load(self.file("recipe.yaml"))
+        plugins = self.header().get("plugins")
+        try:
+            return load(self.file("recipe.yaml"))
+        except UnknownNameError as error:
+            if not plugins:
+                raise
+            raise RunError(f"{error}; {self} was made with FOVEAL_PLUGINS={','.join(plugins)}") from error
 
     # Files -----------------------------------------------------------------------
 
@@ -253,7 +258,7 @@ def _finite(value: Any) -> Any:
 
 
 def _rows(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """One row an epoch, the later where a resumed run wrote it twice; values that are no finite numbers are left out."""
+    """One row an epoch, the later where a resumed run wrote it twice; values that are not finite are left out."""
     rows: dict[float, dict[str, Any]] = {}
     for line in lines:
         try:

@@ -74,6 +74,10 @@ class AttentionLosses:
             else:
                 records = [class_maps(batch, str(option.at), option.kind)]
             values = [self.functions[name](record, batch, **option.options) for record in records]
+            for value in values:
+                if not isinstance(value, Tensor) or value.ndim:
+                    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                    raise UserError(f"loss.attention.{name}: {option.loss} must return a scalar tensor, got {shape}")
             losses[name] = torch.stack(values).mean()
         return losses
 

@@ -43,7 +43,7 @@ Batch = Mapping[str, Tensor]
 class Task(L.LightningModule):
     """Train and test a model on one kind of question.
 
-    A subclass defines :meth:`losses`, ``validation_step``, ``test_step``, :meth:`about` and :meth:`rebuild`; the other
+    A subclass defines :meth:`losses`, ``validation_step``, ``test_step`` and :meth:`rebuild`; the other
     methods have defaults.
 
     Args:
@@ -88,14 +88,14 @@ class Task(L.LightningModule):
     def losses(self, batch: Batch) -> dict[str, Tensor]:
         """Losses of a training batch by name, scalars; this is what ``train.compile`` compiles."""
 
-    @abstractmethod
-    def about(self) -> dict[str, Any]:
-        """Plain values that the trained model, its predictions and its report need without the data."""
-
     @classmethod
     @abstractmethod
     def rebuild(cls, recipe: Recipe, about: Mapping[str, Any]) -> nn.Module:
         """The model of a finished run, ready to take its trained weights; ``about`` is what :meth:`about` returned."""
+
+    def about(self) -> dict[str, Any]:
+        """Plain values that the trained model, its predictions and its report need without the data."""
+        return self.source.about()
 
     def loss_names(self) -> tuple[str, ...]:
         """Names of all losses, if they are known before the first batch; a wrong weight is then found at once."""

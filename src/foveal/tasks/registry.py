@@ -12,7 +12,7 @@ from foveal.recipe import LossOptions
 from foveal.tasks.base import Task
 
 T = TypeVar("T", bound=type[Task])
-REQUIRED = ("losses", "validation_step", "test_step", "about", "rebuild")  # what a task defines itself
+REQUIRED = ("losses", "validation_step", "test_step", "rebuild")  # what a task defines itself
 
 
 def register_task(name: str) -> Callable[[T], T]:

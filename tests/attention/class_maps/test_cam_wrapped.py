@@ -51,7 +51,9 @@ def one_layer(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize(
+    "used", [pytest.param(False, id="fresh", marks=pytest.mark.slow), pytest.param(True, id="used")]
+)
 @pytest.mark.parametrize("wrap", [whole, pytest.param(in_place, marks=pytest.mark.slow), one_layer])
 def test_compiled_equals_eager(wrap, used: bool) -> None:
     torch.compiler.reset()

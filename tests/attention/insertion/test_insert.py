@@ -27,7 +27,7 @@ MODELS = {
 }
 OPTIONS = {"own": {"reduction": 2}, "mobilenet": {"reduction": 4}}  # narrow layers
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
-QUICK = ("own", "timm")
+QUICK = ("own",)  # other models are slow tests; a quick sweep is in test_insert_sweep.py
 each_model = pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
 )
@@ -423,7 +423,7 @@ def test_two_kernel_mechanisms_do_not_fit_on_one_convolution():
     assert_untouched(model, twin, x)
 
 
-@pytest.mark.parametrize("name", ["own", "timm", "mobilenet"])
+@each_model
 def test_mechanisms_go_to_the_same_places_in_any_order(name):
     plain, x = net(name).eval(), batch(name, 2)
     places = {m: foveal.attention.insertion.insert.find(plain, m).keys() for m in MECHANISMS}

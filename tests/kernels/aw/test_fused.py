@@ -98,7 +98,9 @@ def test_half_precision(dtype, tile):
 
 
 @pytest.mark.parametrize("needed", ["x", "weight", "scale", "bias"])
-@pytest.mark.parametrize("form", [aw_conv2d, fused_conv], ids=["operator", "direct"])
+@pytest.mark.parametrize(
+    "form", [pytest.param(aw_conv2d, id="operator", marks=slow), pytest.param(fused_conv, id="direct")]
+)
 def test_only_what_is_needed_has_a_gradient(form, needed, one_tile):
     leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((3, 3), 3), strict=True))
     for name, leaf in leaves.items():

@@ -212,6 +212,7 @@ def test_padding_may_hold_anything():
         torch.testing.assert_close(other, actual[0])
 
 
+@pytest.mark.slow
 def test_gradients_of_turned_tensors_have_the_strides_that_the_compiler_expects():
     q, k, valid, labels = sides(2, 5, 3, dtype=torch.float32)
     q, k = (x.mT.contiguous().mT.requires_grad_() for x in (q, k))

@@ -7,27 +7,16 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from tiny import SHARPEN, tiny_recipe
 
 from foveal.errors import UserError
-from foveal.recipe import load
-from foveal.see.class_maps import TRUE
-from foveal.tasks import fit
-from foveal.tasks.folder import read_tensors, write_tensors
-from foveal.tasks.predict import _true, predict
-from foveal.tasks.run import load_model
+from foveal.runs import RunFolder, Stored
+from foveal.see.draw.class_maps import TRUE
+from foveal.tasks import fit, load_model, predict
+from foveal.tasks.answers import true_answers
 
-RECIPE = """
-version: 1
-task: classify
-title: sharpened
-data: {name: digits, size: 12}
-model: {name: cifar_resnet20, depth: 8, width: 4}
-loss: {sharpen: {inner: layer2, last: layer3, kind: gradcam}}
-optim: {name: sgd, lr: 0.1, schedule: onecycle}
-train: {epochs: 1, batch: 200, eval_batch: 400, accelerator: cpu}
-"""
 RUNS = {
-    "sharpened": [],
+    "sharpened": ["loss.sharpen.kind=gradcam", "title=sharpened"],
     "plain": ["loss.sharpen=null", "title=plain"],
     "gated": ["model.insert=cbam", "title=gated"],
 }
@@ -37,9 +26,8 @@ GREEN = tuple(int(TRUE[i : i + 2], 16) for i in (1, 3, 5))
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("predict")
-    (folder / "tiny.yaml").write_text(RECIPE)
     for name, changes in RUNS.items():
-        fit(load(folder / "tiny.yaml", changes), folder / name, progress=False)
+        fit(tiny_recipe(folder, "train.batch=200", *changes, text=SHARPEN), folder / name, progress=False)
     Image.new("RGB", (20, 20), (90, 20, 200)).save(folder / "photo.png")
     return folder
 
@@ -54,7 +42,7 @@ def test_two_runs_beside_each_other(runs) -> None:
     one, other = (predict(runs / name, photo) for name in ("sharpened", "plain"))
     both = predict(runs / "sharpened", photo, beside=runs / "plain")
     assert both.models == {"sharpened": one.answers, "plain": other.answers}
-    assert other.picture is None  # without losses on attention nobody asks for class maps
+    assert other.picture is None  # its recipe neither trains on class maps nor measures them
     assert one.picture is not None
     assert both.picture is not None
     assert both.picture.size == (one.picture.width, 2 * one.picture.height)
@@ -66,12 +54,12 @@ def test_two_runs_beside_each_other(runs) -> None:
 
 
 def test_the_true_class_is_framed(runs) -> None:
-    unknown, said = (predict(runs / "sharpened", runs / "photo.png", label=label) for label in ([], ["3"]))
-    assert unknown.picture is not None
-    assert said.picture is not None
-    assert green(unknown.picture) == 0
-    assert green(said.picture) > 0
-    first = said.answers[0][0]
+    plain, marked = (predict(runs / "sharpened", runs / "photo.png", label=label) for label in ([], ["3"]))
+    assert plain.picture is not None
+    assert marked.picture is not None
+    assert green(plain.picture) == 0
+    assert green(marked.picture) > 0
+    first = marked.answers[0][0]
     framed = predict(runs / "sharpened", runs / "photo.png", label=[first], beside=runs / "plain").picture
     assert framed is not None
     assert green(framed) > 4 * 4 * 180
@@ -88,23 +76,27 @@ def test_gates_and_class_maps_of_an_inserted_mechanism(runs) -> None:
 def test_runs_that_cannot_stand_beside_each_other(runs, tmp_path) -> None:
     other = tmp_path / "other"
     shutil.copytree(runs / "plain", other)
-    weights, about = read_tensors(other / "weights.safetensors")
-    about["answers"] = [f"class {i}" for i in range(10)]
-    write_tensors(other / "weights.safetensors", weights, about, "")
-    with pytest.raises(
-        UserError, match=r"knows other classes \(class 0, .*\) than .* \(0, 1, .*; give a run on the same"
-    ):
+    stored = RunFolder(other).tensors("weights.safetensors")
+    about = {**stored.about, "answers": [f"class {i}" for i in range(10)]}
+    RunFolder(other).write_tensors("weights.safetensors", Stored(stored.tensors, about))
+    with pytest.raises(UserError, match=r"class 0, .* than .*0, 1, .*; give a run on the same dataset"):
         predict(runs / "sharpened", runs / "photo.png", beside=other)
-    with pytest.raises(UserError, match="is the same run; name another one"):
+    with pytest.raises(UserError, match="name another one"):
         predict(runs / "plain", runs / "photo.png", beside=runs / "gated" / ".." / "plain")
 
 
 def test_true_classes_by_name() -> None:
     about = {"answers": ["cow", "dog", "sheep"], "multilabel": False}
-    assert _true(about, []) is None
-    assert torch.equal(_true(about, ["sheep"]), torch.tensor([2]))
-    assert torch.equal(_true(about | {"multilabel": True}, ["cow", "sheep"]), torch.tensor([[1, 0, 1]]))
-    with pytest.raises(UserError, match="knows one class an image; give one true class instead of cow, dog"):
-        _true(about, ["cow", "dog"])
+    assert true_answers(about, []) is None
+    assert torch.equal(true_answers(about, ["sheep"]), torch.tensor([2]))
+    assert torch.equal(true_answers(about | {"multilabel": True}, ["cow", "sheep"]), torch.tensor([[1, 0, 1]]))
+    with pytest.raises(UserError, match="give one true class instead of cow, dog"):
+        true_answers(about, ["cow", "dog"])
     with pytest.raises(UserError, match=r"unknown class 'shep'; did you mean 'sheep'\?"):
-        _true(about, ["shep"])
+        true_answers(about, ["shep"])
+
+
+def test_a_run_of_another_task_cannot_stand_beside(runs, tmp_path) -> None:
+    fit(tiny_recipe(tmp_path, "train.epochs=1"), tmp_path / "refer", progress=False)
+    with pytest.raises(UserError, match="of task refer and cannot stand beside .* of task classify"):
+        predict(runs / "plain", runs / "photo.png", beside=tmp_path / "refer")

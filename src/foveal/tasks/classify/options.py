@@ -11,6 +11,7 @@ from foveal.tasks.answers import AnswerLoss
 from foveal.typed import check_least
 
 LAYERS = ["layer3", "layer4"]  # of a ResNet: the inner one and the last
+INNER = ("separability_inner", "consistency_inner")  # losses that need an inner layer
 
 
 @dataclass
@@ -117,10 +118,14 @@ def complete(recipe: Recipe) -> Recipe:
         return recipe
     layers = (sharpen and sharpen.layers) or (attention and attention.layers) or LAYERS
     kind = (sharpen and sharpen.kind) or (attention and attention.kind) or "channel"
+    weights = loss.weights
     if sharpen is not None:
         sharpen = replace(sharpen, layers=sharpen.layers or list(layers), kind=sharpen.kind or kind)
+        if len(layers) == 1:  # weights of 0 may stand for losses that are not there
+            weights = {name: weight for name, weight in weights.items() if weight or name not in INNER}
         if attention is None:
             attention = ClassAttention(sharpen.layers, sharpen.kind, sharpen.sigma, sharpen.omega)
     if attention is not None:
         attention = replace(attention, layers=attention.layers or list(layers))
-    return replace(recipe, loss=replace(loss, sharpen=sharpen), measure=replace(measure, class_attention=attention))
+    loss = replace(loss, sharpen=sharpen, weights=weights)
+    return replace(recipe, loss=loss, measure=replace(measure, class_attention=attention))

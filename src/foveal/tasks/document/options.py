@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from foveal.errors import UserError
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
@@ -45,7 +47,8 @@ class DocumentLoss(AnswerLoss):
 
 def complete(recipe: Recipe) -> Recipe:
     """The recipe with the paper's supervision where a supervised model leaves it open."""
-    small = build_model(recipe.model, {"vocabulary": 2, "classes": 2}, needs=("vocabulary",), trained=True)
+    with torch.random.fork_rng(devices=[]):  # the seed is for the model that is trained
+        small = build_model(recipe.model, {"vocabulary": 2, "classes": 2}, needs=("vocabulary",), trained=True)
     supervised = getattr(small, "supervised", False)
     if recipe.loss.relation is not None and not supervised:
         raise UserError(

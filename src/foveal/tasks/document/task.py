@@ -77,10 +77,6 @@ class Document(Task):
         """The recipe's model for as many words and classes as in training."""
         return _build(recipe, len(about["vocabulary"]), len(about["answers"]), trained=True)
 
-    def about(self) -> dict[str, Any]:
-        """Names of the classes, the vocabulary, and how a text is cut."""
-        return self.source.about()
-
     def loss_names(self) -> tuple[str, ...]:
         """The loss of the classes and, if supervised, that of the attention between words."""
         return ("classification", "relation") if self.model.supervised else ("classification",)

@@ -82,10 +82,6 @@ class Refer(Task):
         """The recipe's model for as many queries and answers as in training."""
         return build_model(recipe.model, _sizes(about), trained=True)
 
-    def about(self) -> dict[str, Any]:
-        """Names of queries and answers, the image size, and how the question is put."""
-        return self.source.about()
-
     def loss_names(self) -> tuple[str, ...]:
         """One loss."""
         return ("answer",)
