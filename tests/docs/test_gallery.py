@@ -16,7 +16,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 MOST, MOST_IN_ALL = 200_000, 2_000_000  # bytes
 TINY = {
-    "refer": ["data.triples=[120, 60, 60]", "train.batch=60"],
+    "refer": ["data.triples=[120, 60, 150]", "train.batch=60"],
     "classify": ["train.batch=200"],
     "document": [],
 }

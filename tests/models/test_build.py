@@ -63,7 +63,10 @@ def test_attention_in_a_model_of_another_task():
         ({"insert": [{"at": "layer1.*"}]}, r"model\.insert\[0\]: expected .*mechanism: NAME"),
         ({"insert": 3}, r"model\.insert\[0\]: expected the name of a mechanism"),
         ({"insert": [{"mechanism": "se", "at": 3}]}, r"model\.insert\[0\]\.at: expected a glob on layer names"),
-        ({"insert": [{"mechanism": "se", "at": "layer9.*.bn2"}]}, r"model\.insert\[0\]: unknown layer 'layer9\.\*\.bn2'"),
+        (
+            {"insert": [{"mechanism": "se", "at": "layer9.*.bn2"}]},
+            r"model\.insert\[0\]: unknown layer 'layer9\.\*\.bn2'",
+        ),
         ({"insert": [{"mechanism": "se", "at": "layer1.0.bn1", "reductoin": 3}]}, "did you mean 'reduction'"),
         ({"insert": [{"mechanism": "se", "model": 3}]}, r"model\.insert\[0\]: "),
         ({"name": "aw_cifar_resnet20", "insert": "aw"}, r"model\.insert\[0\]: layer1\.0\.conv1 has 'aw' already"),

@@ -71,7 +71,9 @@ def test_a_table_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text(TABLE)
     monkeypatch.chdir(tmp_path)
     runs = cells("mine.yaml", 2, Path("runs"))
-    assert [str(cell.out) for cell in runs] == [f"runs/mine/{row}/seed{s}" for s in (0, 1) for row in ("small", "large")]
+    assert [str(cell.out) for cell in runs] == [
+        f"runs/mine/{row}/seed{s}" for s in (0, 1) for row in ("small", "large")
+    ]
     assert [cell.recipe.published for cell in runs[:2]] == [{"accuracy": 0.5}, {"accuracy": 0.6}]
     assert [cell.recipe.cell.place for cell in runs[:2]] == [(0, 0), (1, 0)]
     assert list(find_table("mine.yaml").rows) == ["small", "large"]

@@ -11,6 +11,7 @@ from foveal.data.embedded import confusion
 from foveal.models import registry as models
 from foveal.tasks import train
 
+collect_ignore = ["brightness.py"]  # not for doctests: to import it registers a task
 sys.path.append(str(Path(__file__).parents[1] / "see"))  # for readhtml
 
 

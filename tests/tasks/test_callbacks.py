@@ -9,12 +9,13 @@ import pytest
 import torch
 from rich.console import Console
 
+from foveal.tasks.answers import ACCURACY
 from foveal.tasks.callbacks import ProgressLine, StepTimer
 
 
 @pytest.mark.parametrize("title", ["mref SOFT", "visual-genome HAttNet-CTX", "[/strange] title"])
 def test_a_usual_terminal_shows_epoch_loss_score_speed_and_time_left(title):
-    bar = ProgressLine(title, "val/accuracy")
+    bar = ProgressLine(title, ACCURACY)
     bar.console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
     trainer = SimpleNamespace(
         is_global_zero=True,
@@ -28,7 +29,7 @@ def test_a_usual_terminal_shows_epoch_loss_score_speed_and_time_left(title):
     bar.on_train_start(trainer, None)
     for step in range(10):
         trainer.global_step = step
-        bar.on_train_batch_end(trainer, None, None, {"label": range(200)}, step)
+        bar.on_train_batch_end(trainer, SimpleNamespace(batch_size=lambda batch: 200), None, None, step)
     bar.on_train_end(trainer, None)
     shown = bar.console.file.getvalue()
     time_left = r"(--:--|\d\d:\d\d|\d:\d\d:\d\d)"

@@ -29,7 +29,7 @@ class EpochBatches(Sampler[Tensor]):
 
     Args:
         count: how many samples there are.
-        batch: samples per batch and process.
+        batch: samples per batch and process; fewer in an order of few samples, so that every process has some.
         shuffle: seed of this epoch's order, whose incomplete last batch is dropped; None for the order of the samples,
             each of them exactly once.
         rank, world: this process and the number of processes. Process r takes the r-th piece of every global batch, so
@@ -37,9 +37,13 @@ class EpochBatches(Sampler[Tensor]):
 
     >>> [[batch.tolist() for batch in EpochBatches(7, 2, rank=rank, world=2)] for rank in range(2)]
     [[[0, 1], [4, 5]], [[2, 3], [6]]]
+    >>> [[batch.tolist() for batch in EpochBatches(4, 8, rank=rank, world=2)] for rank in range(2)]
+    [[[0, 1]], [[2, 3]]]
     """
 
     def __init__(self, count: int, batch: int, shuffle: int | None = None, rank: int = 0, world: int = 1) -> None:
+        if shuffle is None:
+            batch = min(batch, max(1, count // world))  # so that no process is left without a batch
         self.count, self.batch, self.shuffle, self.rank, self.world = count, batch, shuffle, rank, world
         if shuffle is not None and count < batch * world:
             raise UserError(

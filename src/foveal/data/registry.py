@@ -85,7 +85,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         params = getattr(self.options, "__dataclass_params__", None)
-        if params is None or not params.frozen:
+        if params is not None and not params.frozen:
             raise UserError(f"the options of dataset {self.name} must be a frozen dataclass, got {self.options!r}")
 
     def status(self, root: Path | None) -> Status:

@@ -83,8 +83,11 @@ def row_info(metric: str, result: dict[str, Any]) -> MetricInfo:
 
 
 def _hardware(out: Path) -> str:
-    about = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-    return f"{about['gpu'] or 'CPU'}, torch {about['packages'].get('torch', '?')}"
+    try:
+        about = json.loads((out / "environment.json").read_text(encoding="utf-8"))
+        return f"{about['gpu'] or 'CPU'}, torch {about['packages'].get('torch', '?')}"
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
+        return ""
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import foveal
 from foveal import registry
@@ -166,8 +166,8 @@ class _Part:
             return Markup("")
         who = Markup(" and ").join(Markup("<strong>{}</strong>").format(row.name) for row in winners)
         value = Markup("<strong>{}</strong>").format(info.with_unit(winners[0].values[info.key].mean))
-        sentence = self.words.headlines.get(info.key, "{who} reached {value} " + info.title.lower() + ".")
-        return paragraph(Markup(sentence).format(who=who, value=value), "headline")
+        sentence = self.words.headlines.get(info.key, "{who} reached {value} {metric}.")
+        return paragraph(escape(sentence).format(who=who, value=value, metric=info.title.lower()), "headline")
 
     def _about(self) -> list[Markup]:
         """What the data is, and plainly whether published numbers compare."""

@@ -24,7 +24,6 @@ from foveal.see.page.phrases import step_time
 from foveal.tasks import evaluate, fit, load_model, predict
 from foveal.tasks.base import synchronised
 from foveal.tasks.classify import Classify
-from foveal.tasks.classify.attention import looking, spatial_maps
 from foveal.tasks.train import build_source
 
 CPU = torch.device("cpu")
@@ -380,7 +379,9 @@ def test_predict(run, plain, tmp_path):
     logits, _ = run.asked()
     probability = logits[5].softmax(0)
     assert [name for name, _ in prediction.answers] == [str(i) for i in probability.argsort(descending=True).tolist()]
-    assert [p for _, p in prediction.answers] == pytest.approx(probability.sort(descending=True).values.tolist(), rel=1e-3)
+    assert [p for _, p in prediction.answers] == pytest.approx(
+        probability.sort(descending=True).values.tolist(), rel=1e-3
+    )
     assert prediction.picture.size[0] > 5 * 180
     assert predict(plain.out, tmp_path / "digit.png").picture is None
     with pytest.raises(UserError, match="leave '7' out"):

@@ -21,7 +21,10 @@ from foveal.tasks.document.options import Relation
 from foveal.tasks.train import build_source
 
 LONGER = {"train.epochs": 12, "train.select": "last", "optim.lr": 0.03}
-DEMO = {name: f"demo/document/{row}" for row, name in (("hatt", "hatt"), ("unsup", "fan_hatt_unsup"), ("sup", "fan_hatt_sup"))}
+DEMO = {
+    name: f"demo/document/{row}"
+    for row, name in (("hatt", "hatt"), ("unsup", "fan_hatt_unsup"), ("sup", "fan_hatt_sup"))
+}
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +218,8 @@ def names(table):
 def test_the_tables_of_the_paper():
     recipes = {table: [load(name) for name in names(table)] for table in ("fan/table6", "fan/table8", "fan/ablations")}
     rows = {table: {r.cell.row: r.published.get("accuracy") for r in some} for table, some in recipes.items()}
-    assert rows["fan/table6"] == {"Hatt": 0.640, "FAN-hatt-unsup": 0.646, "FAN-hatt-sup": 0.656}
+    published = {"Hatt": 0.640, "FAN-hatt, mean": None, "FAN-hatt-unsup": 0.646, "FAN-hatt-sup": 0.656}
+    assert rows["fan/table6"] == published
     assert rows["fan/table8"] == {
         "different word": 0.647,
         "same category": 0.649,
@@ -234,7 +238,7 @@ def test_the_tables_of_the_paper():
         assert (plan.optim.name, plan.optim.lr, plan.train.batch, plan.train.epochs) == ("adam", 0.001, 256, 15)
         assert (plan.data["sentences"], plan.data["words"], plan.train.select) == (15, 30, "last")
         assert plan.loss.weights.get("relation", 0.1) == 0.1
-    assert len(cells("fan/table6-ours", 1, Path("x"))) == 3
+    assert len(cells("fan/table6-ours", 1, Path("x"))) == 4
 
 
 # What cannot be used -----------------------------------------------------------
