@@ -85,9 +85,9 @@ def test_mistakes(section, message):
 
 def test_models_of_another_task_are_refused():
     sizes = {"vocabulary": 5, "classes": 2}
-    with pytest.raises(UserError, match="model soft .* use .*hatt"):
+    with pytest.raises(UserError, match=r"model soft .* use .*hatt"):
         build_model({"name": "soft"}, sizes, needs=("vocabulary",))
-    with pytest.raises(UserError, match="model resnet18 .* use .*hatt"):
+    with pytest.raises(UserError, match=r"model resnet18 .* use .*hatt"):
         build_model({"name": "resnet18"}, sizes, needs=("vocabulary",))
     with pytest.raises(UserError, match="unknown model 'hat'; did you mean 'hatt'"):
         build_model({"name": "hat"}, sizes, needs=("vocabulary",))

@@ -50,7 +50,7 @@ def test_only_runs_of_the_same_seed_are_pairs(tmp_path):
     path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2 0.4,1 2 3\nb,accuracy,0.5 0.3 0.2,3 2 1\n")
     assert compare(path, "a", "b").difference == pytest.approx(0.1)
     path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2,1 2\nb,accuracy,0.5 0.3,0 1\n")
-    with pytest.raises(UserError, match="seeds 1, 2, b has 0, 1.*same --seeds and --first-seed"):
+    with pytest.raises(UserError, match=r"seeds 1, 2, b has 0, 1.*same --seeds and --first-seed"):
         compare(path, "a", "b")
 
 

@@ -1,4 +1,4 @@
-"""Run folders of format 1 load, are reported, tested again, predicted with, resumed, and compare with those of today."""
+"""Run folders of format 1 load, are reported, tested again, predicted with and resumed, as those of today."""
 
 import json
 

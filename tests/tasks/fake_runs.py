@@ -173,7 +173,7 @@ def write_classifier(path: Path, title: str, kind: str = "channel", overlap: flo
         settings={"data": {"name": "digits"}, "measure": {"class_attention": {"kind": kind}}},
         metrics=metrics,
         infos={key: metric_info(key).dump() for key in metrics},
-        parts=dict.fromkeys(MEASURES, {"right": overlap - 0.125, "wrong": overlap + 0.125}),
+        parts={key: {"right": overlap - 0.125, "wrong": overlap + 0.125} for key in MEASURES},
         curves={},
         kept=False,
     )

@@ -405,7 +405,7 @@ def test_unwritable_run_folder(recipe, tmp_path):
 
 def test_two_processes_in_one_folder(recipe, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    with folder.opened(recipe, {}), pytest.raises(RunError, match="another process .* choose another --out"):
+    with folder.opened(recipe, {}), pytest.raises(RunError, match=r"another process .* choose another --out"):
         fit(recipe, folder.path, progress=False)
 
 
