@@ -496,10 +496,10 @@ def test_compiled_equals_eager(options):
     torch.testing.assert_close(value_and_gradients(layer, x, compiled), value_and_gradients(layer, x, layer))
 
 
-FREE = [{}, {"path": "grouped"}, {"share_in": 2}, {"mode": "local"}, {"groups": 2, "share_in": 1}, CONVS["1x1"]]
+FREE = [{"path": "grouped"}, {"share_in": 2}, {"mode": "local"}, {"groups": 2, "share_in": 1}, CONVS["1x1"]]
 
 
-@pytest.mark.parametrize("options", FREE, ids=str)
+@pytest.mark.parametrize("options", [{}, *(pytest.param(o, marks=pytest.mark.slow) for o in FREE)], ids=str)
 def test_export_with_free_sizes(options):
     layer, x = make(**CONVS["3x3"] | options), image(3, size=(9, 12))
     n, h, w = (torch.export.Dim(name, min=2, max=64) for name in "nhw")

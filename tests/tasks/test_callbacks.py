@@ -36,6 +36,31 @@ def test_a_usual_terminal_shows_epoch_loss_score_speed_and_time_left(title):
     assert re.search(rf"12/300 · loss 1\.430 · val 0\.184 · [\d,]+/s +{time_left} left", shown), shown
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_lines_without_a_terminal_tell_the_time_left(monkeypatch, capsys, accumulate):
+    """Of 100 updates of the weights, each of one or several batches, 10 took 20 seconds."""
+    bar = ProgressLine("mref SOFT", ACCURACY)
+    bar.console = Console(file=io.StringIO(), force_terminal=False)
+    trainer = SimpleNamespace(
+        is_global_zero=True,
+        estimated_stepping_batches=100,
+        global_step=0,
+        world_size=1,
+        current_epoch=0,
+        max_epochs=10,
+        callback_metrics={"val/accuracy": torch.tensor(0.5)},
+    )
+    now = 0.0
+    monkeypatch.setattr("foveal.tasks.callbacks.time.monotonic", lambda: now)
+    bar.on_train_start(trainer, None)
+    for step in range(10 * accumulate):
+        bar.on_train_batch_end(trainer, SimpleNamespace(batch_size=lambda batch: 200), None, None, step)
+    trainer.global_step, now = 10, 20.0
+    bar.on_train_epoch_end(trainer, None)
+    line = capsys.readouterr().err
+    assert f"epoch 1/10 · val 0.500 · {100 * accumulate}/s · 180 s left" in line
+
+
 @pytest.mark.parametrize(
     ("gaps", "expected"),
     [

@@ -201,7 +201,7 @@ class ProgressLine(L.Callback):
             self.bar.start()
             total = int(trainer.estimated_stepping_batches)
             self.job = self.bar.add_task(self.title, total=total, completed=trainer.global_step, status="")
-        self.steps = 0
+        self.steps, self.updates = 0, trainer.global_step  # several steps may make one update of the weights
         self.begin = time.monotonic()
 
     def on_train_batch_end(
@@ -227,8 +227,8 @@ class ProgressLine(L.Callback):
             return
         epoch, last = trainer.current_epoch + 1, trainer.max_epochs or 1
         if epoch % max(1, last // 10) == 0 or epoch == 1:
-            spent = time.monotonic() - self.begin
-            left = spent / max(1, self.steps) * max(0, int(trainer.estimated_stepping_batches) - trainer.global_step)
+            spent = (time.monotonic() - self.begin) / max(1, trainer.global_step - self.updates)
+            left = spent * max(0, int(trainer.estimated_stepping_batches) - trainer.global_step)
             print(
                 f"{self.title}: epoch {self._status(trainer)} · {left:.0f} s left",
                 file=sys.stderr,

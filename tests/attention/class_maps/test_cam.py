@@ -164,7 +164,7 @@ def test_last_layer_before_pooling_and_linear_head(kind: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("kind", ["channel", "gradcam"])
+@pytest.mark.parametrize("kind", ["channel", pytest.param("gradcam", marks=pytest.mark.slow)])
 def test_second_order_gradient_is_that_of_finite_differences(kind: str) -> None:
     torch.manual_seed(1)
     model, target = Smooth().double(), torch.tensor([[0, 2], [1, 3]])

@@ -235,7 +235,7 @@ def value_and_gradients(model, call, x):
     return [out.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@each_mechanism
+@pytest.mark.parametrize("mechanism", ["aw", *(pytest.param(m, marks=pytest.mark.slow) for m in ("se", "cbam"))])
 def test_compiled_equals_eager(mechanism):
     torch.compiler.reset()
     model, x = net(), batch()

@@ -125,7 +125,10 @@ def test_who_looks_at_operators_sees_one(one_tile):
     assert "foveal.aw_conv2d" in torch.fx.experimental.proxy_tensor.make_fx(run)(x.detach()).code
 
 
-@pytest.mark.parametrize("needed", [("x",), ("weight", "scale"), ("x", "weight", "scale", "bias")])
+@pytest.mark.parametrize(
+    "needed",
+    [pytest.param(("x",), marks=slow), pytest.param(("weight", "scale"), marks=slow), ("x", "weight", "scale", "bias")],
+)
 @pytest.mark.parametrize("form", ["direct", "products"])
 def test_second_derivatives_are_those_of_the_plain_form(form, needed, one_tile):
     """Of a gradient that does not depend on the output, too."""
@@ -182,6 +185,7 @@ def test_batched_gradients_and_transforms(one_tile):
     torch.testing.assert_close(actual, torch.stack([torch.autograd.grad(run(x), x, item)[0] for item in g]))
 
 
+@slow
 def test_a_backward_that_is_counted_alone(one_tile):
     x, weight, scale, _ = inputs((3, 3), 3)
     out = fused_conv(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum()
@@ -223,7 +227,7 @@ def test_a_box_covers_the_map_with_least_waste():
     assert box_within_sample(128, 28, 28) == (1, 4, 32)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=slow)])
 def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, monkeypatch):
     tiles = {}
 

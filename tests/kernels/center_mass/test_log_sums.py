@@ -72,7 +72,12 @@ def test_gradient(rule, monkeypatch):
 @pytest.mark.parametrize("rule", range(5))
 @pytest.mark.parametrize(
     ("count", "width", "dtype"),
-    [(11, 4, torch.float32), (70, 20, torch.float32), (64, 16, torch.float32), (37, 16, torch.float16)],
+    [
+        (11, 4, torch.float32),
+        pytest.param(70, 20, torch.float32, marks=pytest.mark.slow),
+        (64, 16, torch.float32),
+        (37, 16, torch.float16),
+    ],
 )
 def test_fused_equals_the_plain_form(rule, count, width, dtype, monkeypatch):
     """The Triton kernels, in the interpreter where there is no GPU: odd sizes, padding, graphs without a pair."""
