@@ -57,7 +57,7 @@ def trained(recipe: str, *changes: str) -> Run:
 def questions() -> layout.Picture:
     """Six questions about two images, and where three models look for the answer."""
     source = build_source(load("demo/refer/soft"))
-    batch = next(iter(source.loader("test", 200, device=torch.device("cpu"))))  # several questions about each image
+    batch = next(iter(source.loader("test", 200, device=torch.device("cpu"))))
     image, query, label = (batch[key][118:124] for key in ("image", "query", "label"))
 
     rows, answers = {"input": [to_pil_image(scene) for scene in image]}, {}

@@ -119,6 +119,7 @@ def test_the_command_makes_every_picture(tmp_path: Path, monkeypatch: pytest.Mon
         return load(recipe, [*changes, "train.epochs=1", *TINY[load(recipe).task]])
 
     monkeypatch.setattr(gallery, "load", tiny)
+    monkeypatch.setattr(gallery.torch, "set_num_threads", lambda _: None)  # other tests of this process keep theirs
     monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "index.md"
