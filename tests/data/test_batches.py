@@ -59,11 +59,20 @@ def test_processes_together_see_what_one_with_a_larger_batch_sees(count, batch, 
         with pytest.raises(UserError, match=r"use a smaller train\.batch"):
             EpochBatches(count, batch, shuffle, 0, world)
         return
+    if shuffle is None and count < batch * world:
+        return  # smaller batches, so that every process has one: the next test
     alone = [index.tolist() for index in EpochBatches(count, batch * world, shuffle)]
     parts = [[index.tolist() for index in EpochBatches(count, batch, shuffle, rank, world)] for rank in range(world)]
     assert [len(part) for part in parts] == [len(EpochBatches(count, batch, shuffle, r, world)) for r in range(world)]
     together = [[n for part in parts if step < len(part) for n in part[step]] for step in range(len(alone))]
     assert together == alone
+
+
+@given(count=st.integers(1, 30), batch=st.integers(1, 8), world=st.integers(1, 4))
+def test_no_process_is_without_a_batch_of_few_samples(count, batch, world):
+    parts = [[index.tolist() for index in EpochBatches(count, batch, rank=rank, world=world)] for rank in range(world)]
+    assert sum(map(bool, parts)) == min(count, world)
+    assert sorted(n for part in parts for index in part for n in index) == list(range(count))
 
 
 def test_the_order_is_that_of_the_seed():

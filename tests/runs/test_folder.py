@@ -54,26 +54,25 @@ def test_two_in_one_folder(tmp_path):
 
 
 OTHER_PROCESS = """
-import sys
-from foveal.errors import RunError
-from foveal.recipe import load
-from foveal.runs import RunFolder
-try:
-    with RunFolder(__import__("pathlib").Path(sys.argv[2])).opened(load(sys.argv[1]), {}):
-        pass
-except RunError as error:
-    print("MESSAGE", error)
+import sys, filelock
+with filelock.FileLock(sys.argv[1]):
+    print("locked", flush=True)
+    sys.stdin.read()
 """
 
 
-@pytest.mark.slow
 def test_two_processes_in_one_folder(tmp_path):
     recipe, folder = tiny_recipe(tmp_path), RunFolder(tmp_path / "run")
-    words = [sys.executable, "-c", OTHER_PROCESS, recipe.name, folder.path]
     with folder.opened(recipe, {}):
-        ran = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "another process" in ran.stdout
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == ""
+        pass
+    words = [sys.executable, "-c", OTHER_PROCESS, folder.file("lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(RunError, match="another process"), folder.opened(recipe, {}):
+            pass
+        other.communicate("")
+    with folder.opened(recipe, {}):
+        pass
 
 
 def test_the_name_and_the_place_in_a_table_do_not_matter(tmp_path):
