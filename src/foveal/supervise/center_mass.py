@@ -18,6 +18,7 @@ loss is averaged over the rows that have one, then over graphs.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -27,6 +28,7 @@ from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError, unknown
 from foveal.kernels.center_mass.log_sums import fused, graph_log_sums, row_log_sums
+from foveal.kernels.center_mass.loss import fused_loss_available, graph_loss
 from foveal.kernels.center_mass.pairs import LabelledPairs
 
 Over = Literal["matrix", "row"]
@@ -84,7 +86,7 @@ def graph_masses(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`center_mass` of every graph (...), and which of them have a labelled pair, bool (...)."""
-    log_mass, has = _log_mass(logits, target, mask, over, related, scale)
+    log_mass, has = _log_mass(_graphs(logits, target, mask, over, related, scale), over)
     mass = log_mass.exp() * has
     if over == "matrix":
         return mass, has
@@ -136,7 +138,10 @@ def center_mass_loss(
         raise unknown("shape of the center-mass loss", str(shape), ("focal", "l2", "smooth_l1"))
     if not r >= 0:
         raise UserError(f"r={r}: the focal exponent must be at least 0")
-    log_mass, has = _log_mass(logits, target, mask, over, related, scale)
+    graphs = _graphs(logits, target, mask, over, related, scale)
+    if over == "matrix" and graphs.sides is not None and fused_loss_available(*graphs.sides):
+        return graph_loss(*graphs.sides, graphs.valid, graphs.pairs, graphs.scale, shape, r)
+    log_mass, has = _log_mass(graphs, over)
     loss = _shaped(log_mass, shape, r) * has
     if over == "row":
         loss, has = loss.sum(-1) / has.sum(-1).clamp_min(1), has.any(-1)
@@ -153,28 +158,64 @@ def _shaped(log_mass: Tensor, shape: LossShape, r: float) -> Tensor:
     return torch.where(rest < 0.5, rest.square(), rest - 0.25)
 
 
-def _log_mass(
+@dataclass(frozen=True)
+class _Graphs:
+    """Affinities and labelled pairs of B graphs of N entities.
+
+    Attributes:
+        batch: the shape that B is the product of.
+        matrix: affinities (B, N, N), or None.
+        sides: q and k (B, N, d), where there is no matrix.
+        scale: of q kᵀ.
+        pairs: the labelled pairs.
+        valid: real entities, bool (B, N), or None for all.
+    """
+
+    batch: torch.Size
+    matrix: Tensor | None
+    sides: tuple[Tensor, Tensor] | None
+    scale: float
+    pairs: LabelledPairs
+    valid: Tensor | None
+
+
+def _graphs(
     logits: Logits,
     target: Tensor,
     mask: Tensor | None,
     over: Over,
     related: Related | Tensor | None,
     scale: float | None,
-) -> tuple[Tensor, Tensor]:
-    """Log M of graphs (...) or rows (..., N), and which of them have a labelled pair; 0 for those that have none."""
+) -> _Graphs:
+    """The checked arguments of :func:`center_mass`."""
     if over not in ("matrix", "row"):
         raise unknown("softmax over", str(over), ("matrix", "row"))
     if isinstance(logits, AttentionRecord):
         logits, target, mask, related, scale = _from_record(logits, target, mask, over, related, scale)
     batch, count, device = _sizes(logits, scale)
     pairs = _pairs(target, related, batch, count, device)
-    valid = _valid(mask, batch, count, device)
+    valid = _valid(mask, batch, count)
     if isinstance(logits, Tensor):
-        sums = torch.stack(_sums_of_matrix(logits, valid, pairs)).view(2, *batch, count)
+        return _Graphs(batch, logits.reshape(-1, count, count), None, 1.0, pairs, valid)
+    q, k = (side.reshape(-1, *side.shape[-2:]) for side in logits)
+    return _Graphs(batch, None, (q, k), q.shape[-1] ** -0.5 if scale is None else scale, pairs, valid)
+
+
+def _log_mass(graphs: _Graphs, over: Over) -> tuple[Tensor, Tensor]:
+    """Log M of graphs (...) or rows (..., N), and which of them have a labelled pair; 0 for those that have none."""
+    valid = graphs.valid
+    if valid is None:
+        values = graphs.matrix if graphs.sides is None else graphs.sides[0]
+        assert values is not None
+        valid = torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)
+    if graphs.sides is None:
+        assert graphs.matrix is not None
+        sums = torch.stack(_sums_of_matrix(graphs.matrix, valid, graphs.pairs))
     else:
-        sums = torch.stack(_sums_of_sides(logits, valid, pairs, scale, over))
-        sums = sums.view(2, *batch, *sums.shape[2:])
-    if over == "matrix" and sums.ndim == 2 + len(batch):
+        log_sums = graph_log_sums if over == "matrix" and fused(*graphs.sides) else row_log_sums
+        sums = torch.stack(log_sums(*graphs.sides, valid, graphs.pairs, graphs.scale))
+    sums = sums.view(2, *graphs.batch, *sums.shape[2:])
+    if over == "matrix" and sums.ndim == 2 + len(graphs.batch):
         sums = _log_sum(sums)
     has = sums[0] != -torch.inf
     # Without a labelled pair 0, not minus infinity: it is multiplied by zero afterwards, so it must be finite.
@@ -189,20 +230,11 @@ def _log_sum(values: Tensor) -> Tensor:
 
 
 def _sums_of_matrix(logits: Tensor, valid: Tensor, pairs: LabelledPairs) -> tuple[Tensor, Tensor]:
-    """Log-sums of labelled and of all valid pairs of every row, (B, N) each, from the whole matrix."""
-    wide = logits.reshape(-1, *logits.shape[-2:]).to(torch.promote_types(logits.dtype, torch.float32))
+    """Log-sums of labelled and of all valid pairs of every row, (B, N) each, from the whole matrix (B, N, N)."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     wide = wide.masked_fill(~(valid[:, :, None] & valid[:, None, :]), -torch.inf)
     labelled = wide.masked_fill(~pairs.block(slice(None), slice(None)), -torch.inf)
     return _log_sum(labelled), _log_sum(wide)
-
-
-def _sums_of_sides(
-    logits: tuple[Tensor, Tensor], valid: Tensor, pairs: LabelledPairs, scale: float | None, over: Over
-) -> tuple[Tensor, Tensor]:
-    """The same from q and k, without a matrix; (B,) where a kernel also sums over the rows of a graph."""
-    q, k = (side.reshape(-1, *side.shape[-2:]) for side in logits)
-    log_sums = graph_log_sums if over == "matrix" and fused(q, k) else row_log_sums
-    return log_sums(q, k, valid, pairs, q.shape[-1] ** -0.5 if scale is None else scale)
 
 
 # Checks of the arguments ------------------------------------------------------------------------------------------
@@ -312,10 +344,10 @@ def _outer(tensor: Tensor, name: str, inner: tuple[int, ...], batch: torch.Size)
     return outer
 
 
-def _valid(mask: Tensor | None, batch: torch.Size, count: int, device: torch.device) -> Tensor:
-    """Real entities, bool (B, N)."""
+def _valid(mask: Tensor | None, batch: torch.Size, count: int) -> Tensor | None:
+    """Real entities, bool (B, N); None for all."""
     if mask is None:
-        return torch.ones(math.prod(batch), count, dtype=torch.bool, device=device)
+        return None
     if mask.dtype != torch.bool:
         raise UserError(f"mask must be bool, true for real entities, got {mask.dtype}; compare it first")
     _outer(mask, "mask", (count,), batch)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -67,68 +67,109 @@ def _always_exact(kernel: Any, rule: str) -> bool:
     return kernel is kernels.forward_rows and rule != "different"
 
 
-def _kernel_inputs(
-    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, table: Tensor | None, owner: Tensor, rule: str
-) -> list[Tensor | None]:
-    """The arguments of all kernels; validity and labels are one number an entity (``_labels`` of the kernels reads it).
+class Prepared(NamedTuple):
+    """The inputs of all kernels, contiguous."""
+
+    q: Tensor
+    k: Tensor
+    labels: Tensor
+    target: Tensor
+    table: Tensor | None
+    owner: Tensor
+
+
+def prepare(
+    q: Tensor, k: Tensor, valid: Tensor | None, target: Tensor, owner: Tensor, table: Tensor | None, rule: str
+) -> Prepared:
+    """Validity and labels as one number an entity (``_labels`` of the kernels reads it); ``valid`` None: all are.
 
     Padding may hold anything and is set to zero here: a mask loaded in the kernel would delay the loads of q and k.
     """
-    q, k = (side.masked_fill(~valid[:, :, None], 0) for side in (q, k))
-    labels = -1 if rule == "pairs" else target[owner].clamp_min(-1)
-    labels = torch.where(valid, labels, -2).int()
-    return [x if x is None else x.contiguous() for x in (q, k, labels, target, table, owner)]
+    if rule == "pairs":
+        labels = torch.full(q.shape[:2], -1, dtype=torch.int32, device=q.device)
+    else:
+        labels = target[owner].clamp_min(-1).int()
+    if valid is not None:
+        q, k = (side.masked_fill(~valid[:, :, None], 0) for side in (q, k))
+        labels = labels.masked_fill_(~valid, -2)
+    q, k, labels, target, owner = (x.contiguous() for x in (q, k, labels, target, owner))
+    return Prepared(q, k, labels, target, None if table is None else table.contiguous(), owner)
 
 
 @on_its_device
-def forward(
-    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Log-sums of every row, as :func:`foveal.kernels.center_mass.log_sums.row_log_sums`."""
+def row_sums(q: Tensor, prepared: Prepared, rule: str, scale: float) -> tuple[Tensor, Tensor]:
+    """Log-sums of every row, (B, N) each; ``q`` is the prepared one."""
     labelled = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     everything = torch.empty_like(labelled)
     always = _always_exact(kernels.forward_rows, rule)
     doubt = torch.full((len(q),), int(always), dtype=torch.int32, device=q.device)
-    inputs = [*_kernel_inputs(q, k, valid, target, table, owner, rule), doubt]
     for exact in (True,) if always else (False, True):
-        _run(kernels.forward_rows, inputs, (labelled, everything), rule, scale, exact)
+        _run(kernels.forward_rows, (*prepared, doubt), (labelled, everything), rule, scale, exact)
     return labelled, everything
 
 
 @on_its_device
-def forward_whole(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Log-sums of every graph (B,); arguments as in :func:`forward`."""
-    rows = forward(q, *rest)
+def graph_sums(q: Tensor, prepared: Prepared, rule: str, scale: float) -> tuple[Tensor, Tensor]:
+    """Log-sums of every graph, (B,) each; ``q`` is the prepared one."""
+    rows = row_sums(q, prepared, rule, scale)
     labelled, everything = (torch.empty(len(q), dtype=torch.float32, device=q.device) for _ in range(2))
     kernels.sum_rows[(len(q),)](*rows, labelled, everything, q.shape[1], 1024)
     return labelled, everything
 
 
 @on_its_device
-def backward(
+def mean_loss(labelled: Tensor, everything: Tensor, shape: str, r: float) -> tuple[Tensor, Tensor]:
+    """The loss of :func:`foveal.supervise.center_mass_loss` from log-sums of graphs, and its derivatives (2, B)."""
+    loss = torch.empty((), dtype=torch.float32, device=labelled.device)
+    rates = torch.empty(2, len(labelled), dtype=torch.float32, device=labelled.device)
+    kernels.mean_loss[(1,)](labelled, everything, loss, rates, len(labelled), float(r), shape, 1024)
+    return loss, rates
+
+
+@on_its_device
+def gradients(
+    q: Tensor,
+    prepared: Prepared,
     grad_labelled: Tensor,
     grad_all: Tensor,
     labelled: Tensor,
     everything: Tensor,
-    q: Tensor,
-    k: Tensor,
-    valid: Tensor,
-    target: Tensor,
-    owner: Tensor,
-    table: Tensor | None,
     rule: str,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of q and k from those of both log-sums, of rows (B, N) or of graphs (B,)."""
+    """Gradients of q and k from those of both log-sums, of rows (B, N) or of graphs (B,); ``q`` is the prepared one."""
     sums, whole = [x.contiguous() for x in (labelled, everything, grad_labelled, grad_all)], labelled.ndim == 1
     # For whole graphs the kernels decide themselves, from the two sums of the graph.
-    doubt = owner if whole else _far(labelled, everything).any(1).int()
-    inputs = [*_kernel_inputs(q, k, valid, target, table, owner, rule), doubt, *sums]
-    grad_q, grad_k = torch.empty_like(inputs[0]), torch.empty_like(inputs[1])  # type: ignore[arg-type]
+    doubt = prepared.owner if whole else _far(labelled, everything).any(1).int()
+    grad_q, grad_k = torch.empty_like(q), torch.empty_like(prepared.k)
     for exact in (False, True):
-        _run(kernels.grad_q, inputs, (grad_q,), rule, scale, whole, exact)
-        _run(kernels.grad_k, inputs, (grad_k,), rule, scale, whole, exact)
+        _run(kernels.grad_q, (*prepared, doubt, *sums), (grad_q,), rule, scale, whole, exact)
+        _run(kernels.grad_k, (*prepared, doubt, *sums), (grad_k,), rule, scale, whole, exact)
     return grad_q, grad_k
+
+
+def forward(
+    q: Tensor, k: Tensor, valid: Tensor, target: Tensor, owner: Tensor, table: Tensor | None, rule: str, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Log-sums of every row, as :func:`foveal.kernels.center_mass.log_sums.row_log_sums`."""
+    prepared = prepare(q, k, valid, target, owner, table, rule)
+    return row_sums(prepared.q, prepared, rule, scale)
+
+
+def forward_whole(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """Log-sums of every graph (B,); arguments as in :func:`forward`."""
+    *inputs, scale = rest
+    prepared = prepare(q, *inputs)
+    return graph_sums(prepared.q, prepared, inputs[-1], scale)
+
+
+def backward(
+    grad_labelled: Tensor, grad_all: Tensor, labelled: Tensor, everything: Tensor, q: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    """:func:`gradients` from the arguments of :func:`forward`."""
+    *inputs, scale = rest
+    prepared = prepare(q, *inputs)
+    return gradients(prepared.q, prepared, grad_labelled, grad_all, labelled, everything, inputs[-1], scale)
 
 
 def _far(labelled: Tensor, everything: Tensor) -> Tensor:
