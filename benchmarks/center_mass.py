@@ -1,18 +1,20 @@
-"""The center-mass loss of large graphs: from the matrix of affinities, and without ever storing it.
+"""The center-mass loss of q and k beside attention of the same size, and beside the loss of the whole matrix.
 
     foveal bench center_mass                    # this machine
     python benchmarks/center_mass.py --csv results/bench-center-mass.csv
 
-Forward and backward from q and k of N entities, d = 64, pairs of entities with different labels. ``plain`` builds the
-matrix and gives it to the loss, ``light`` gives the loss q and k, ``attention`` is one scaled-dot-product attention of
-the same size, forward and backward, for scale. Memory is the peak above what q, k and the labels take, and is measured
-on GPUs only. Where both fit, ``plain`` and ``light`` are compared first, in loss and gradients. On a GPU: bf16, and
-times are those of a CUDA graph, the device's work alone; on a CPU: float32 and small graphs.
+Forward and backward from q and k of graphs of N entities, one graph a head, with pairs of entities of different labels.
+``light`` gives the loss q and k, ``attention`` is scaled-dot-product attention of the same shape, and ``plain`` builds
+the matrix of affinities and gives it to the loss. The batch is as large as it takes to keep a GPU busy. A step's time
+is that of a user's call with all of Python; ``device_ms`` is the replay of a CUDA graph. Memory is the peak above what
+q, k and the labels take. Where both fit, ``plain`` and ``light`` are compared first, in loss and gradients. On a GPU:
+bf16; on a CPU: float32, small graphs, and neither memory nor ``device_ms``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,10 +27,12 @@ from foveal.bench import clock, hardware, peak, write_rows
 from foveal.supervise import center_mass_loss
 
 LABELS = 20  # as many categories as in Pascal VOC
+GPU_GRID = ((256, 512, 1024, 2048, 4096, 8192, 12000, 16384), (32, 48, 64, 128), (1, 4, 8, 12))
+CPU_GRID = ((300, 1024, 2048), (64,), (1,))  # entities, widths, heads
 
 
 def plain(q: Tensor, k: Tensor, labels: Tensor) -> Tensor:
-    target = (labels[:, :, None] != labels[:, None, :]) & (labels >= 0)[:, :, None] & (labels >= 0)[:, None, :]
+    target = (labels[..., :, None] != labels[..., None, :]) & (labels >= 0)[..., :, None] & (labels >= 0)[..., None, :]
     return center_mass_loss(q @ k.mT * q.shape[-1] ** -0.5, target)
 
 
@@ -37,62 +41,88 @@ def light(q: Tensor, k: Tensor, labels: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, labels: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q[:, None], k[:, None], k[:, None]).float().sum()
+    return F.scaled_dot_product_attention(q, k, k).sum()
 
 
-FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"plain": plain, "light": light, "attention": attention}
+FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "attention": attention,
+    "light": light,
+    "plain": plain,
+}
 
 
-def inputs(count: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(batch: int, heads: int, count: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """q and k (B, H, N, d), and labels (B, 1, N), some of them background."""
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    q, k = (torch.randn(1, count, width, generator=generator).to(device, dtype).requires_grad_() for _ in range(2))
-    labels = torch.randint(-1, LABELS, (1, count), generator=generator).to(device)  # some are background
+    shape = batch, heads, count, width
+    q, k = (torch.randn(shape, generator=generator).to(device, dtype).requires_grad_() for _ in range(2))
+    labels = torch.randint(-1, LABELS, (batch, 1, count), generator=generator).to(device)
     return q, k, labels
 
 
-def step(form: str, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
-    loss = FORMS[form](*given)
-    return (loss.detach(), *torch.autograd.grad(loss, given[:2]))
+def step(form: str, arguments: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
+    loss = FORMS[form](*arguments)
+    return (loss.detach(), *torch.autograd.grad(loss, arguments[:2]))
 
 
-def difference(given: tuple[Tensor, Tensor, Tensor]) -> float:
+def difference(arguments: tuple[Tensor, Tensor, Tensor]) -> float:
     """Greatest difference of loss and gradients between the two forms, relative to the greatest value of each."""
-    pairs = zip(step("plain", given), step("light", given), strict=True)
+    pairs = zip(step("plain", arguments), step("light", arguments), strict=True)
     return max(float((a.float() - b.float()).abs().max() / a.float().abs().max().clamp_min(1e-12)) for a, b in pairs)
+
+
+def measure(form: str, arguments: tuple[Tensor, Tensor, Tensor], seconds: float) -> dict[str, float | str]:
+    """Milliseconds of a step as run and on the device alone, and MiB at its peak."""
+    device = arguments[0].device
+    run = partial(step, form, arguments)
+    for _ in range(3):
+        run()
+    times: dict[str, float | str] = {"step_ms": round(clock(run, device, seconds, graph=False), 4)}
+    gpu = device.type == "cuda"
+    times["device_ms"] = round(clock(run, device, seconds), 4) if gpu else ""
+    times["peak_mib"] = round(peak(run, above=True), 1) if gpu else ""
+    return times
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--entities", type=int, nargs="*", help="sizes of the graph")
-    parser.add_argument("--plain-up-to", type=int, default=8192, help="largest graph whose matrix is built")
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--entities", type=int, nargs="+", help="sizes of the graph")
+    parser.add_argument("--widths", type=int, nargs="+", help="of q and k")
+    parser.add_argument("--heads", type=int, nargs="+")
+    parser.add_argument("--pairs", type=int, default=2**28, help="in all graphs of a batch; decides the batch (GPU)")
+    parser.add_argument("--plain-up-to", type=int, default=2**28, help="largest number of pairs whose matrix is built")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure; five times as long on a CPU")
+    parser.add_argument("--seconds", type=float, default=0.2, help="for each figure; five times as long on a CPU")
     parser.add_argument("--csv", type=Path)
-    arguments = parser.parse_args()
-    device = torch.device(arguments.device)
-    sizes = arguments.entities or ([300, 1024, 4096, 8192, 16384] if device.type == "cuda" else [300, 1024, 2048])
-    where = f"{hardware(device)}, torch {torch.__version__}"
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    gpu = device.type == "cuda"
+    grid = zip((options.entities, options.widths, options.heads), GPU_GRID if gpu else CPU_GRID, strict=True)
     rows = []
-    for count in sizes:
-        given = inputs(count, arguments.width, device)
-        fits = count <= arguments.plain_up_to
-        apart = difference(given) if fits else ""
+    for count, width, heads in itertools.product(*(chosen or usual for chosen, usual in grid)):
+        batch = max(1, options.pairs // (heads * count**2)) if gpu else 1
+        arguments = inputs(batch, heads, count, width, device)
+        fits = batch * heads * count**2 <= options.plain_up_to
+        apart = difference(arguments) if fits else None
+        shape = {"entities": count, "width": width, "heads": heads, "batch": batch}
+        reference = 0.0
         for form in FORMS:
             if form == "plain" and not fits:
                 continue
-            row = {"form": form, "entities": count, "width": arguments.width, "dtype": str(given[0].dtype)[6:]}
-            run = partial(step, form, given)
-            run()
-            row["milliseconds"] = round(clock(run, device, arguments.seconds), 3)
-            row["peak_mib"] = round(peak(run, above=True), 1) if device.type == "cuda" else ""
-            rows.append(row | {"difference": apart if form == "light" else "", "hardware": where})
-            memory = f"{row['peak_mib']:>10} MiB" if row["peak_mib"] != "" else ""
-            said = f"   differs from plain by {apart:.1e}" if form == "light" and fits else ""
-            print(f"{count:6} {form:10} {row['milliseconds']:10.3f} ms {memory}{said}", flush=True)
-    if arguments.csv is not None:
-        write_rows(arguments.csv, rows)
+            times = measure(form, arguments, options.seconds)
+            reference = reference or float(times["step_ms"])
+            ratio = round(float(times["step_ms"]) / reference, 3)
+            rows.append(
+                {"form": form, **shape, "dtype": str(arguments[0].dtype)[6:], **times, "ratio_to_attention": ratio}
+                | {"difference": f"{apart:.1e}" if form == "light" and apart is not None else ""}
+                | {"hardware": hardware(device), "torch": torch.__version__}
+            )
+            where = f"N {count:6} d {width:4} heads {heads:3} batch {batch:4}"
+            note = f"   differs from plain by {apart:.1e}" if form == "light" and apart is not None else ""
+            print(f"{where} {form:10} {times['step_ms']:10.3f} ms {ratio:6.2f}×{note}", flush=True)
+        if options.csv is not None:
+            write_rows(options.csv, rows)
 
 
 if __name__ == "__main__":
