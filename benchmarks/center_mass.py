@@ -52,7 +52,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def inputs(batch: int, heads: int, count: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """q and k (B, H, N, d), and labels (B, 1, N), some of them background."""
+    """Vectors q and k (B, H, N, d), and labels (B, 1, N), some of them background."""
     generator = torch.Generator().manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     shape = batch, heads, count, width
