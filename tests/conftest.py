@@ -16,8 +16,7 @@ if not torch.cuda.is_available():
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain nothing from threads
 torch.set_num_threads(1)
 
-# The same examples in every run, so that a failure comes from the change at hand. For others:
-# --hypothesis-profile=search
+# The same examples in every run: a failure comes from the change at hand. --hypothesis-profile=search draws others.
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("same")

@@ -2,6 +2,7 @@
 
 import gc
 import multiprocessing
+import os
 import pickle
 
 import pytest
@@ -25,6 +26,13 @@ class Squares(torch.utils.data.Dataset):
         if self.damaged and n % 7 == 6:
             raise DataError(f"sample {n} is damaged; get it again")
         return {"x": torch.tensor([n, n * n]), "index": n}
+
+
+class Processes(torch.utils.data.Dataset):
+    """A dataset whose samples are the process that reads them."""
+
+    def __getitem__(self, n):
+        return {"process": os.getpid()}
 
 
 def values(loader):
@@ -92,6 +100,14 @@ def test_gathered_here_or_by_workers(workers):
         {"x": [[4, 16]], "index": [4]},
     ]
     assert values(batches) == values(batches) == expected  # as often as one likes
+
+
+@pytest.mark.parametrize(("workers", "readers"), [(None, 1), (0, 1), (2, 2)])
+def test_workers_are_processes(workers, readers):
+    batches = Batches(EpochBatches(8, 2), Collated(Processes()), CPU, workers=workers)
+    processes = {process for batch in batches for process in batch["process"].tolist()}
+    assert len(processes) == readers
+    assert (os.getpid() in processes) == (not workers)
 
 
 @pytest.mark.parametrize("workers", [None, 0, 1])

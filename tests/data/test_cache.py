@@ -15,9 +15,8 @@ KEY = {"seed": 1, "split": "train"}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def folder(cache):
+    return cache
 
 
 class Maker:

@@ -12,7 +12,7 @@ from foveal.data.embedded.reference import ReferenceOptions
 from foveal.data.embedded.scenes import COLOURS
 from foveal.data.formats.visual_genome import VisualGenomeOptions
 from foveal.data.text.documents import TextOptions
-from foveal.errors import UnknownNameError, UserError
+from foveal.errors import DataError, UnknownNameError, UserError
 
 CPU = torch.device("cpu")
 SMALL = ReferenceOptions(digits="embedded", triples=(20, 10, 10), canvas=36, count=(2, 3), scale=(0.4, 0.6))
@@ -51,6 +51,17 @@ def test_all_datasets_register_themselves():
         "visual-genome", "voc2007", "voc2012", "yahoo-answers",
     }  # fmt: skip
     assert all(entry.name == name and entry.summary for name, entry in datasets().items())
+
+
+@pytest.mark.parametrize("name", [name for name, entry in datasets().items() if entry.place and entry.place.needs])
+def test_data_that_is_not_there_says_how_to_get_it(name, tmp_path):
+    entry = dataset(name)
+    status = entry.status(tmp_path)
+    assert not status.there
+    assert status.missing
+    assert status.how
+    with pytest.raises(DataError, match="FOVEAL_DATA"):
+        entry.build(entry.options(), None)
 
 
 def test_a_dataset_of_your_own(monkeypatch):

@@ -98,11 +98,6 @@ def test_too_few_images_and_official_splits(tmp_path) -> None:
     assert {split: len(part) for split, part in source.splits.items()} == {"train": 4, "val": 2, "test": 2}
 
 
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
-
-
 def test_the_splits_do_not_overlap_and_lose_nothing():
     texts = [(str(i), 0) for i in range(5000)]
     splits = complete_streams({"train": lambda: iter(texts)}, 0.1, 0.2, seed=3)

@@ -1,6 +1,5 @@
 """scikit-learn's digits."""
 
-import pytest
 import torch
 
 from foveal.data import dataset
@@ -16,16 +15,6 @@ def test_embedded_digits_need_nothing(tmp_path):
     assert (pixels.shape[1:], pixels.dtype) == ((3, 32, 32), torch.uint8)
     assert pixels.max() > 240
     assert torch.equal(pixels[:, 0], pixels[:, 2])
-
-
-@pytest.fixture
-def images():
-    return torch.arange(20 * 28 * 28).remainder(256).to(torch.uint8).view(20, 28, 28)
-
-
-@pytest.fixture
-def labels():
-    return torch.arange(20).remainder(10).to(torch.uint8)
 
 
 def test_embedded_digits():

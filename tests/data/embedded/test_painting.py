@@ -7,26 +7,16 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_files import assert_same_scenes
 
 from foveal.data._random import uniform
 from foveal.data.embedded import painting
-from foveal.data.embedded.digits import sklearn_digits
 from foveal.data.embedded.painting import generate, paint, paste, resize_weights
 from foveal.data.embedded.scenes import COLOURS, Scenes, SceneSpec, Sources, digit_counts
 from foveal.data.formats.mnist import mnist
 from foveal.errors import UserError
 
 SMALL = SceneSpec(canvas=48, digits=(2, 5), scale=(0.3, 1.0))
-
-
-def pooled(load):
-    parts = [load(part) for part in ("train", "test")]
-    return Sources.by_class(torch.cat([i for i, _ in parts]), torch.cat([label for _, label in parts]))
-
-
-@pytest.fixture(scope="module")
-def embedded():
-    return pooled(sklearn_digits)
 
 
 @pytest.fixture(scope="module")
@@ -36,23 +26,12 @@ def solid():
 
 
 @pytest.fixture(scope="module")
-def paper(embedded):
-    """Scenes with the paper's settings."""
-    return generate(SceneSpec(), embedded, 0, 120)
-
-
-@pytest.fixture(scope="module")
 def blocks(solid):
     return generate(SMALL, solid, 3, 400)
 
 
-def assert_same(one, other):
-    for field in fields(Scenes):
-        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
-
-
-def part(scenes, where):
-    return Scenes(*(getattr(scenes, f.name)[where] for f in fields(Scenes)))
+def part(scenes, index):
+    return Scenes(*(getattr(scenes, f.name)[index] for f in fields(Scenes)))
 
 
 @pytest.mark.parametrize("spec", [SMALL, SceneSpec(48, (2, 5), (0.3, 1.0), distractors=17, background=True)])
@@ -60,11 +39,11 @@ def test_images_do_not_depend_on_the_batch_size_or_the_start(spec, embedded):
     pictures = (uniform(0, 0, torch.arange(5 * 3 * 50 * 60)) * 256).view(5, 3, 50, 60).to(torch.uint8)
     sources = Sources(embedded.digits, embedded.starts, pictures)
     whole = generate(spec, sources, 1, 30, batch=128)
-    assert_same(generate(spec, sources, 1, 30, batch=7), whole)
-    assert_same(generate(spec, sources, 1, 8, batch=1), part(whole, slice(8)))
-    assert_same(generate(spec, sources, 1, 9, start=14), part(whole, slice(14, 23)))
+    assert_same_scenes(generate(spec, sources, 1, 30, batch=7), whole)
+    assert_same_scenes(generate(spec, sources, 1, 8, batch=1), part(whole, slice(8)))
+    assert_same_scenes(generate(spec, sources, 1, 9, start=14), part(whole, slice(14, 23)))
     order = torch.tensor([17, 3, 29])
-    assert_same(paint(spec, sources, 1, order), part(whole, order))
+    assert_same_scenes(paint(spec, sources, 1, order), part(whole, order))
 
 
 def test_images_do_not_depend_on_the_thread_count(embedded):
@@ -76,8 +55,8 @@ def test_images_do_not_depend_on_the_thread_count(embedded):
             scenes.append(generate(SMALL, embedded, 2, 16))
     finally:
         torch.set_num_threads(threads)
-    assert_same(scenes[1], scenes[0])
-    assert_same(scenes[2], scenes[0])
+    assert_same_scenes(scenes[1], scenes[0])
+    assert_same_scenes(scenes[2], scenes[0])
 
 
 def test_images_depend_on_the_seed(embedded):
@@ -189,7 +168,7 @@ def test_mean_target_area_of_embedded_digits(paper):
     assert 0.037 < mean_area(paper) < 0.046
 
 
-def test_mean_target_area_of_mnist(real_data):
+def test_mean_target_area_of_mnist(real_data, pooled):
     """Uniform attention has the strength of the mean target area, 2.34 % in the paper."""
     sources = pooled(lambda split: mnist(real_data / "mnist", split))
     assert 0.021 < mean_area(generate(SceneSpec(), sources, 0, 256)) < 0.026
@@ -406,7 +385,7 @@ def test_images_without_room_are_started_anew(solid, monkeypatch):
     for i, k, x, y, side in boxes(scenes):  # solid digits: every box is its mask, whole
         assert (scenes.owner[i, y : y + side, x : x + side] == k + 1).all()
     assert (scenes.owner > 0).sum() == sum(side**2 for *_, side in boxes(scenes))
-    assert_same(generate(spec, solid, 0, 24, batch=5), scenes)
+    assert_same_scenes(generate(spec, solid, 0, 24, batch=5), scenes)
 
 
 def test_no_room_at_all_is_an_error(solid, monkeypatch):

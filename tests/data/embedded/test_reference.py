@@ -2,14 +2,14 @@
 
 import gzip
 import itertools
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from small_files import write_mnist
+from small_files import assert_same_scenes, write_mnist
 
 from foveal.data import dataset, datasets
 from foveal.data.batches import Batches, EpochBatches
@@ -19,26 +19,15 @@ from foveal.data.embedded.scenes import COLOURS, Scenes, digit_counts
 from foveal.errors import DataError, UserError
 
 CPU = torch.device("cpu")
-
-
 SMALL = ReferenceOptions(
     digits="embedded", sources="split", triples=(60, 20, 30), canvas=36, count=(2, 3), scale=(0.4, 0.6)
 )
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def make(name="mref", root=None, **options):
     return ReferenceData(name, replace(SMALL, **options), root)
-
-
-def assert_same(one, other):
-    for field in fields(Scenes):
-        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
 def plain_scenes(counts, canvas=2):
@@ -186,8 +175,8 @@ def test_batches_fit_the_scenes():
 
 def test_a_fixed_set_is_the_same_every_epoch_and_every_time():
     data = make()
-    assert_same(data.scenes("train", epoch=0), data.scenes("train", epoch=5))
-    assert_same(make().scenes("train"), data.scenes("train"))
+    assert_same_scenes(data.scenes("train", epoch=0), data.scenes("train", epoch=5))
+    assert_same_scenes(make().scenes("train"), data.scenes("train"))
 
 
 def test_splits_are_streams_of_their_own():
@@ -220,7 +209,7 @@ def test_fresh_training_images_never_repeat():
         total += len(scenes)
         assert len(data.loader("train", 20, epoch=epoch, device=CPU)) == 3
     assert len(seen) == total
-    assert_same(make(fresh=True).scenes("train", epoch=2), make(fresh=True).scenes("train", epoch=2))
+    assert_same_scenes(make(fresh=True).scenes("train", epoch=2), make(fresh=True).scenes("train", epoch=2))
 
 
 def test_fresh_epochs_do_not_overlap_at_full_size(monkeypatch):
@@ -242,11 +231,11 @@ def test_fresh_epochs_do_not_overlap_at_full_size(monkeypatch):
 def test_fresh_leaves_validation_and_test_alone():
     fixed, fresh = make(), make(fresh=True)
     for split in ("val", "test"):
-        assert_same(fresh.scenes(split, epoch=3), fixed.scenes(split, epoch=0))
+        assert_same_scenes(fresh.scenes(split, epoch=3), fixed.scenes(split, epoch=0))
 
 
 def test_the_first_fresh_epoch_is_the_fixed_set():
-    assert_same(make(fresh=True).scenes("train", epoch=0), make().scenes("train"))
+    assert_same_scenes(make(fresh=True).scenes("train", epoch=0), make().scenes("train"))
 
 
 def test_one_epoch_is_held_at_a_time():
@@ -262,7 +251,7 @@ def test_scenes_are_painted_once_for_all_runs(cache, monkeypatch):
     painted = make().scenes("val")
     (path,) = cache.glob("mref-val-*.safetensors")
     monkeypatch.setattr(reference_module, "generate", lambda *a, **k: pytest.fail("painted again"))
-    assert_same(make().scenes("val"), painted)
+    assert_same_scenes(make().scenes("val"), painted)
     assert path.stat().st_size > 0
 
 

@@ -6,32 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_files import assert_same_scenes
 
-from foveal.data.embedded.digits import sklearn_digits
-from foveal.data.embedded.painting import generate
 from foveal.data.embedded.scenes import COLOURS, Scenes, SceneSpec, Sources, digit_counts, images_for
 from foveal.errors import DataError, UserError
-
-
-def pooled(load):
-    parts = [load(part) for part in ("train", "test")]
-    return Sources.by_class(torch.cat([i for i, _ in parts]), torch.cat([label for _, label in parts]))
-
-
-@pytest.fixture(scope="module")
-def embedded():
-    return pooled(sklearn_digits)
-
-
-@pytest.fixture(scope="module")
-def paper(embedded):
-    """Scenes with the paper's settings."""
-    return generate(SceneSpec(), embedded, 0, 120)
-
-
-def assert_same(one, other):
-    for field in fields(Scenes):
-        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), field.name
 
 
 def part(scenes, where):
@@ -100,18 +78,8 @@ def test_images_for_is_the_least_number_that_holds_the_triples(triples, seed, st
 
 
 def test_moving_scenes_keeps_everything(paper, embedded):
-    assert_same(paper.to("cpu"), paper)
+    assert_same_scenes(paper.to("cpu"), paper)
     assert embedded.to("cpu").pictures is None
-
-
-@pytest.fixture
-def images():
-    return torch.arange(20 * 28 * 28).remainder(256).to(torch.uint8).view(20, 28, 28)
-
-
-@pytest.fixture
-def labels():
-    return torch.arange(20).remainder(10).to(torch.uint8)
 
 
 def test_sorting_by_class(images, labels):

@@ -4,32 +4,12 @@ import gzip
 
 import pytest
 import torch
+from small_files import build_texts, write_textfolder
 
-from foveal.data import dataset
 from foveal.data.formats.glove import read_glove
-from foveal.data.text.documents import TextOptions
 from foveal.errors import DataError
 
-PLAIN = {"tagger": "none", "min_count": 1}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
-
-
-def folder_of_texts(folder, train=20, test=6):
-    for split, count in (("train", train), ("test", test)):
-        for kind in ("cats", "dogs"):
-            place = folder / "textfolder" / split / kind
-            place.mkdir(parents=True)
-            for i in range(count):
-                (place / f"{i:02}.txt").write_text(f"The {kind} number{i} play. They never sleep! {kind} again")
-    return folder
-
-
-def source(root, **options):
-    return dataset("textfolder").build(TextOptions(**PLAIN | options), root)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -45,10 +25,10 @@ def test_word_vectors(tmp_path, packed):
     assert vectors[0].abs().sum() == 0
     assert vectors[3].abs().sum() > 0
     assert torch.equal(vectors, read_glove(file, ["", "<unknown>", "dogs", "the", "cats"])[0])
-    data = source(folder_of_texts(tmp_path), embeddings=file.name)
-    assert data.embeddings().shape == (len(data.vocabulary), 3)
-    assert "vectors from glove.txt" in data.describe()
-    assert source(tmp_path).embeddings() is None
+    source = build_texts(write_textfolder(tmp_path), embeddings=file.name)
+    assert source.embeddings().shape == (len(source.vocabulary), 3)
+    assert "vectors from glove.txt" in source.describe()
+    assert build_texts(tmp_path).embeddings() is None
 
 
 def test_a_single_number_has_no_spread(tmp_path):

@@ -4,25 +4,10 @@ import gzip
 
 import pytest
 import torch
+from small_files import idx
 
 from foveal.data.formats.mnist import MNIST_FILES, mnist, read_idx
 from foveal.errors import DataError
-
-
-def idx(array):
-    """The official format: two zeros, 8 for bytes, the number of dimensions, big-endian sizes, the bytes."""
-    header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-    return header + array.numpy().tobytes()
-
-
-@pytest.fixture
-def images():
-    return torch.arange(20 * 28 * 28).remainder(256).to(torch.uint8).view(20, 28, 28)
-
-
-@pytest.fixture
-def labels():
-    return torch.arange(20).remainder(10).to(torch.uint8)
 
 
 def write(folder, images, labels, zipped=(), splits=("train", "test")):

@@ -5,35 +5,11 @@ import tarfile
 
 import pytest
 from sklearn.datasets import _twenty_newsgroups as scikit
-from small_files import write_all
+from small_files import MESSAGE, write_newsgroups
 
 from foveal.data.formats.newsgroups import read_newsgroups
 from foveal.data.text.documents import TextOptions, text_format
 from foveal.errors import DataError, UserError
-
-MESSAGE = """From: someone@host.edu (Some One)
-Subject: Re: engines
-Lines: 6
-
-In article <1@host> other@host.edu writes:
-> What engine is best?
-
-The small one, I think. It is caf\xe9 proof.
-
------
-Some One, host university
-"""
-
-
-def newsgroups(folder):
-    write_all(
-        folder,
-        {
-            "20news-bydate-train/rec.autos/1": MESSAGE,
-            "20news-bydate-train/sci.space/2": "Subject: moon\n\nThe moon.\n",
-            "20news-bydate-test/sci.space/3": "Subject: sun\n\nThe sun.\n",
-        },
-    )
 
 
 def archive(folder, files):
@@ -47,7 +23,7 @@ def archive(folder, files):
 
 
 def test_newsgroups_in_folders_and_in_an_archive(tmp_path):
-    newsgroups(tmp_path)
+    write_newsgroups(tmp_path)
     plain = read_newsgroups(tmp_path)
     files = {str(f.relative_to(tmp_path)): f.read_bytes() for f in sorted(tmp_path.rglob("*")) if f.is_file()}
     packed = read_newsgroups(archive(tmp_path, files))
@@ -61,7 +37,7 @@ def test_newsgroups_in_folders_and_in_an_archive(tmp_path):
 
 @pytest.mark.parametrize("strip", [(), ("headers",), ("footers",), ("quotes",), ("headers", "footers", "quotes")])
 def test_stripping_is_that_of_scikit_learn(tmp_path, strip):
-    newsgroups(tmp_path)
+    write_newsgroups(tmp_path)
     options = TextOptions(strip=" ".join(strip))
     text, _ = next(text_format("20news").corpus(tmp_path, options).splits["train"]())
     expected = MESSAGE

@@ -258,6 +258,7 @@ def test_too_few_for_one_batch(source):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_deliver_the_same(root, source, workers):
     several = build("imagefolder", root, size=16, workers=workers)
+    assert several.loader("train", 4, device=CPU).workers == workers
     assert same(batches(several, epoch=1), batches(source, epoch=1))
 
 

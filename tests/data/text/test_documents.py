@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from small_files import build_texts, write_textfolder
 
 from foveal.data import dataset
 from foveal.data.cache import cache_folder
@@ -15,27 +16,7 @@ from foveal.supervise import Tag
 
 CPU = torch.device("cpu")
 
-
-PLAIN = {"tagger": "none", "min_count": 1}
-
-
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
-
-
-def folder_of_texts(folder, train=20, test=6):
-    for split, count in (("train", train), ("test", test)):
-        for kind in ("cats", "dogs"):
-            place = folder / "textfolder" / split / kind
-            place.mkdir(parents=True)
-            for i in range(count):
-                (place / f"{i:02}.txt").write_text(f"The {kind} number{i} play. They never sleep! {kind} again")
-    return folder
-
-
-def source(root, **options):
-    return dataset("textfolder").build(TextOptions(**PLAIN | options), root)
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def texts_of(data, batch):
@@ -43,7 +24,7 @@ def texts_of(data, batch):
 
 
 def test_batches(tmp_path):
-    data = source(folder_of_texts(tmp_path), sentences=4, words=5)
+    data = build_texts(write_textfolder(tmp_path), sentences=4, words=5)
     loader = data.loader("train", 8, seed=1, device=CPU)
     batches = list(loader)
     assert len(batches) == len(loader) == len(data.tensors("train")["labels"]) // 8
@@ -61,7 +42,7 @@ def test_batches(tmp_path):
 
 
 def test_the_test_texts_may_choose_the_epoch(tmp_path):
-    data = source(folder_of_texts(tmp_path), val_fraction=0.0)
+    data = build_texts(write_textfolder(tmp_path), val_fraction=0.0)
     assert "the same texts" in data.describe()
     val, test = (torch.cat([b["words"] for b in data.loader(s, 5, device=CPU)]) for s in ("val", "test"))
     assert torch.equal(val, test)
@@ -69,15 +50,15 @@ def test_the_test_texts_may_choose_the_epoch(tmp_path):
 
 
 def test_processes_share_a_batch(tmp_path):
-    data = source(folder_of_texts(tmp_path))
+    data = build_texts(write_textfolder(tmp_path))
     whole = next(iter(data.loader("train", 8, device=CPU)))
     halves = [next(iter(data.loader("train", 4, rank=rank, world=2, device=CPU))) for rank in range(2)]
     assert torch.equal(whole["words"], torch.cat([half["words"] for half in halves]))
 
 
 def test_from_disk_as_from_memory(tmp_path):
-    root = folder_of_texts(tmp_path)
-    held, streamed = source(root, stream=False), source(root, stream=True)
+    root = write_textfolder(tmp_path)
+    held, streamed = build_texts(root, stream=False), build_texts(root, stream=True)
     assert isinstance(streamed._arrays("train")["words"], np.memmap)
     for a, b in zip(held.loader("train", 8, device=CPU), streamed.loader("train", 8, device=CPU), strict=True):
         assert a.keys() == b.keys()
@@ -89,7 +70,7 @@ def test_what_is_very_large_is_read_from_disk(tmp_path, monkeypatch):
     from foveal.data.text import documents
 
     monkeypatch.setattr(documents, "LARGE", 1000)
-    data = source(folder_of_texts(tmp_path))
+    data = build_texts(write_textfolder(tmp_path))
     list(data.loader("train", 8, device=CPU))
     assert not data._on_device
 
@@ -97,7 +78,7 @@ def test_what_is_very_large_is_read_from_disk(tmp_path, monkeypatch):
 def test_the_corpus_is_cached_until_a_file_changes(tmp_path, monkeypatch):
     from foveal.data.text import documents
 
-    root = folder_of_texts(tmp_path)
+    root = write_textfolder(tmp_path)
     encoded = []
     real = encoding.encode
 
@@ -106,20 +87,20 @@ def test_the_corpus_is_cached_until_a_file_changes(tmp_path, monkeypatch):
         return real(*arguments, **options)
 
     monkeypatch.setattr(documents, "encode", counted)
-    first, second = source(root), source(root)
+    first, second = build_texts(root), build_texts(root)
     assert len(encoded) == 1
     assert first.vocabulary == second.vocabulary
-    source(root, words=7)
+    build_texts(root, words=7)
     assert len(encoded) == 2
     (root / "textfolder/train/cats/00.txt").write_text("Something else entirely.")
-    assert "entirely" in source(root).vocabulary
+    assert "entirely" in build_texts(root).vocabulary
     assert len(encoded) == 3
 
 
 @pytest.mark.parametrize("harm", ["short", "gone", "numbers"])
 def test_a_damaged_cache_is_made_again(tmp_path, harm):
-    root = folder_of_texts(tmp_path)
-    before = source(root)
+    root = write_textfolder(tmp_path)
+    before = build_texts(root)
     (file,) = cache_folder().glob("textfolder-*/train-words.npy")
     if harm == "short":
         file.write_bytes(file.read_bytes()[:200])
@@ -129,7 +110,7 @@ def test_a_damaged_cache_is_made_again(tmp_path, harm):
         words = np.load(file)
         np.save(file, words + 10_000)
     with pytest.warns(UserWarning, match="is damaged"):
-        after = source(root)
+        after = build_texts(root)
     assert torch.equal(after.tensors("train")["words"], before.tensors("train")["words"])
 
 
@@ -137,13 +118,13 @@ def test_a_cache_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot use the cache"):
-        data = source(folder_of_texts(tmp_path))
+        data = build_texts(write_textfolder(tmp_path))
     assert len(next(iter(data.loader("train", 4, device=CPU)))["label"]) == 4
 
 
 def test_tags_are_those_of_the_words(tmp_path):
     pytest.importorskip("textblob", reason="part-of-speech tags: install foveal[text]")
-    data = source(folder_of_texts(tmp_path), tagger="pattern", sentences=4, words=5)
+    data = build_texts(write_textfolder(tmp_path), tagger="pattern", sentences=4, words=5)
     batch = next(iter(data.loader("test", 2, device=CPU)))
     assert texts_of(data, batch)[0][0] == ["the", "cats", "number0", "play"]
     assert batch["tags"][0, 0].tolist()[:2] == [Tag.DET, Tag.NOUN]
@@ -153,7 +134,7 @@ def test_tags_are_those_of_the_words(tmp_path):
 
 def test_embedded_docstrings(monkeypatch):
     monkeypatch.setattr("foveal.data.embedded.docstrings.MOST", 40)
-    data = dataset("docstrings").build(TextOptions(**PLAIN), None)
+    data = build_texts(None, "docstrings")
     assert data.embedded
     assert len(data.answers) >= 4
     assert "docstrings of installed libraries" in data.describe()
@@ -178,9 +159,9 @@ def test_embedded_docstrings(monkeypatch):
     ],
 )
 def test_options_that_cannot_be_used(tmp_path, options, message):
-    root = folder_of_texts(tmp_path)
+    root = write_textfolder(tmp_path)
     with pytest.raises(UserError, match=message):
-        source(root, **options)
+        build_texts(root, **options)
 
 
 def test_files_that_are_missing(tmp_path):
@@ -193,10 +174,10 @@ def test_files_that_are_missing(tmp_path):
 
 
 def test_too_few_texts(tmp_path):
-    root = folder_of_texts(tmp_path, train=1, test=1)
+    root = write_textfolder(tmp_path, train=1, test=1)
     with pytest.raises(DataError, match="no text is left for val"):
-        source(root)
-    data = source(root, val_fraction=0.0)
+        build_texts(root)
+    data = build_texts(root, val_fraction=0.0)
     with pytest.raises(UserError, match="do not fill one batch"):
         data.loader("train", 8, device=CPU)
     with pytest.raises(UserError, match="unknown split 'dev'"):
@@ -205,35 +186,33 @@ def test_too_few_texts(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "... !? --", "🙂 🙃"])
 def test_texts_without_a_word(tmp_path, text):
-    for file in folder_of_texts(tmp_path).rglob("train/*/*.txt"):
+    for file in write_textfolder(tmp_path).rglob("train/*/*.txt"):
         file.write_text(text, encoding="utf-8")
     for _ in range(2):  # also from the cache
         with pytest.raises(DataError, match="training texts of textfolder hold not a single word"):
-            source(tmp_path)
+            build_texts(tmp_path)
 
 
 def test_no_word_is_frequent_enough(tmp_path):
-    root = folder_of_texts(tmp_path)
+    root = write_textfolder(tmp_path)
     with pytest.raises(DataError, match=r"no word occurs 9000 times .* use a smaller data\.min_count"):
-        source(root, min_count=9000)
+        build_texts(root, min_count=9000)
 
 
 def test_one_table_for_all_splits(tmp_path):
     rows = "".join(f"{i},word{i % 3} text,{'yes' if i % 2 else 'no'}\n" for i in range(60))
     (tmp_path / "mine.csv").write_text("id,body,answer\n" + rows)
-    entry = dataset("textcsv")
-    options = TextOptions(**PLAIN, folder="mine.csv", text="body", label="answer", test_fraction=0.2)
-    data = entry.build(options, tmp_path)
+    data = build_texts(tmp_path, "textcsv", folder="mine.csv", text="body", label="answer", test_fraction=0.2)
     assert data.answers == ["no", "yes"]
     assert sum(len(data.tensors(split)["labels"]) for split in ("train", "val", "test")) == 60
     with pytest.raises(DataError, match="no column 'text'; its columns are 'id', 'body', 'answer'"):
-        entry.build(TextOptions(**PLAIN, folder="mine.csv"), tmp_path)
+        build_texts(tmp_path, "textcsv", folder="mine.csv")
 
 
 def test_an_empty_text_is_all_padding(tmp_path):
-    root = folder_of_texts(tmp_path)
+    root = write_textfolder(tmp_path)
     (root / "textfolder/test/cats/00.txt").write_text("")
-    data = source(root)
+    data = build_texts(root)
     assert (data.tensors("test")["words"].sum((1, 2)) == 0).sum() == 1
 
 

@@ -8,10 +8,7 @@ from foveal.data.text import encode as encoding
 from foveal.data.text.encode import SPECIAL, Form, encode, numbered, prepare, read_split, read_vocabulary
 from foveal.supervise import Tag
 
-
-@pytest.fixture(autouse=True)
-def _fresh_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("cache")
 
 
 def some(*texts):

@@ -1,36 +1,12 @@
 """New texts are read like those of the corpus."""
 
-from small_files import write_all
+from small_files import write_newsgroups
 
 from foveal.data.text.documents import TextOptions, text_format
 
-MESSAGE = """From: someone@host.edu (Some One)
-Subject: Re: engines
-Lines: 6
-
-In article <1@host> other@host.edu writes:
-> What engine is best?
-
-The small one, I think. It is caf\xe9 proof.
-
------
-Some One, host university
-"""
-
-
-def newsgroups(folder):
-    write_all(
-        folder,
-        {
-            "20news-bydate-train/rec.autos/1": MESSAGE,
-            "20news-bydate-train/sci.space/2": "Subject: moon\n\nThe moon.\n",
-            "20news-bydate-test/sci.space/3": "Subject: sun\n\nThe sun.\n",
-        },
-    )
-
 
 def test_new_texts_are_read_like_those_of_the_corpus(tmp_path):
-    newsgroups(tmp_path)
+    write_newsgroups(tmp_path)
     whole, bare = TextOptions(), TextOptions(strip="headers footers quotes")
     raw = (tmp_path / "20news-bydate-train/rec.autos/1").read_bytes()
     for options in (whole, bare):

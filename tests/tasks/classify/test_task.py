@@ -19,7 +19,7 @@ from foveal.recipe import load
 from foveal.reproduce import Cell, summarise
 from foveal.reproduce.jobs import summary
 from foveal.runs import RunFolder
-from foveal.see import Samples, report
+from foveal.see import Samples, TopClasses, report
 from foveal.see.page.phrases import step_time
 from foveal.tasks import evaluate, fit, load_model, predict
 from foveal.tasks.base import synchronised
@@ -119,6 +119,7 @@ def test_samples_with_the_maps_of_the_gates(run):
 def test_a_model_without_attention_over_positions(plain):
     samples = kept(plain.out)
     assert (samples.gates, samples.map, samples.sites) == ((), None, ())
+    assert TopClasses.from_tensors(RunFolder(plain.out).tensors("samples.safetensors").tensors) is None
 
 
 def test_the_report(run, plain):

@@ -113,6 +113,7 @@ def test_too_few_for_one_batch(source):
 
 def test_workers_deliver_the_same(root, source):
     several = VisualGenomeData(VisualGenomeOptions(**SMALL | {"workers": 2}), root).loader("test", 5, device=CPU)
+    assert several.workers == 2
     for batch, expected in zip(several, source.loader("test", 5, device=CPU), strict=True):
         assert all(torch.equal(batch[key], expected[key]) for key in expected)
 
