@@ -28,8 +28,7 @@ import foveal
 from foveal import see
 from foveal.recipe import load
 from foveal.runs import Run, read_run
-from foveal.tasks import fit, load_model, predict
-from foveal.tasks.train import build_source
+from foveal.tasks import build_source, fit, load_model, predict
 
 DOCS = Path(__file__).resolve().parent
 PAGE, PICTURES = DOCS / "index.md", DOCS / "pictures"

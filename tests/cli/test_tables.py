@@ -57,7 +57,7 @@ def test_list(call):
         ("mechanisms", "aw", "AW"),
         ("losses", "mask", ""),
         ("metrics", "accuracy", "Accuracy, %"),
-        ("metrics", "label_map", "Mean average precision"),
+        ("metrics", "label_map", "Label mAP"),
     ],
 )
 def test_lists_have_a_line_on_each(call, what, name, summary):

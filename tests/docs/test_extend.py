@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
+CPU, SPLITS = torch.device("cpu"), ("train", "val", "test")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -44,35 +46,14 @@ def commands() -> list[str]:
 
 
 @pytest.fixture
-def unregistered() -> Iterator[None]:
-    """What the page registers is unknown to the tests that follow."""
-    from foveal import models, registry, supervise, tasks  # noqa: F401 (registers foveal's own)
-    from foveal.attention.insertion.registry import _MECHANISMS
-    from foveal.models.registry import _MODELS
-    from foveal.recipe.optim import optimisers
-    from foveal.recipe.schedules import schedules
-
-    registries = (registry.tasks, registry.datasets, registry.metrics, registry.attention_losses)
-    for each in registries:
-        each.names()
-    known = [each._things for each in registries]
-    known += [_MECHANISMS, _MODELS, optimisers.kinds, schedules.kinds]
-    before = [dict(things) for things in known]
-    yield
-    for things, names in zip(known, before, strict=True):
-        things.clear()
-        things.update(names)
-    sys.modules.pop("bubbles", None)
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_files(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("FOVEAL_DATA", raising=False)
     monkeypatch.delenv("FOVEAL_PLUGINS", raising=False)
-    return tmp_path
+    yield tmp_path
+    sys.modules.pop("bubbles", None)
 
 
 def test_the_page_is_one_project():
@@ -87,12 +68,17 @@ def test_examples_run(project: Path):
     for block in blocks():
         if block.language == "python" and not block.file:
             exec(compile("\n" * block.line + block.text, PAGE.name, "exec"), namespace)
+    from foveal.data import dataset
+    from foveal.data.text.documents import TextOptions
     from foveal.recipe import LossOptions, load
     from foveal.recipe.files import parse_yaml
     from foveal.recipe.grids import own_grid
     from foveal.typed import parse
 
     assert load("sizes.yaml").task == "classify-sure"
+    notes = dataset("bubble-notes").build(TextOptions(tagger="none"), project / "photos")
+    assert notes.answers == ["small", "large"]
+    assert sum(len(batch["label"]) for split in SPLITS for batch in notes.loader(split, 1, device=CPU)) == 200
     cells = {cell: load(f"guided.yaml/{cell}") for cell in own_grid(Path("guided.yaml")).cells()}
     assert cells["free"].loss.weights == {"on_bubble": 0}
     assert cells["guided"].published == {"relative_error": 0.05}
@@ -143,6 +129,7 @@ def test_commands_run(project: Path):
     for words in (
         "an image; the radius of the object in it",
         "bubbles: every file could be read",
+        "bubble-notes: every file could be read",
         ", measured 7.5",
         "sureness",
         "Relative error, %",

@@ -28,6 +28,7 @@ def name(page: Path) -> str:
 # Examples -----------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("unregistered")
 @pytest.mark.parametrize("page", WITH_CODE, ids=name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -262,8 +262,8 @@ class LabelMAP(_Ranked):
     info: ClassVar[MetricInfo] = register_metric(
         MetricInfo(
             "label_map",
-            "Mean average precision",
-            about="Mean average precision is over labels of whole images, not over boxes.",
+            "Label mAP",
+            about="Label mAP is the mean over labels of their average precision, for whole images, not for boxes.",
         )
     )
 

@@ -53,11 +53,12 @@ class Choice(Generic[T]):
     """Dataclasses of which a section of a recipe chooses one by name.
 
     Args:
+        thing: what is chosen, for messages.
         key: the key that holds the name.
     """
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, thing: str, key: str) -> None:
+        self.thing, self.key = thing, key
         self.kinds: dict[str, type[T]] = {}
 
     def register(self, kind: type[T]) -> type[T]:
@@ -78,8 +79,10 @@ class Choice(Generic[T]):
         if not isinstance(raw, Mapping):
             raise UserError(f"{where}: expected a section with keys, got {raw!r}")
         name = raw.get(self.key, default)
-        if not isinstance(name, str) or name not in self.kinds:
+        if not isinstance(name, str):
             raise UserError(f"{join(where, self.key)}: expected one of {', '.join(self.kinds)}, got {name!r}")
+        if name not in self.kinds:
+            raise UserError(f"{join(where, self.key)}: {unknown(self.thing, name, self.kinds)}")
         kind = self.kinds[name]
         hints, known = get_type_hints(kind), keys(kind)
         options = {key: value for key, value in raw.items() if key != self.key}

@@ -27,7 +27,7 @@ class Average(Options):
     kind: str = fixed("")
 
 
-averages: Choice[Average] = Choice("kind")
+averages: Choice[Average] = Choice("weight average", "kind")
 register_average = averages.register
 
 
@@ -100,7 +100,7 @@ class Optim(Options):
         return {key: getattr(self, key) for key in keys(type(self)) if key not in keys(Optim)}
 
 
-optimisers: Choice[Optim] = Choice("name")
+optimisers: Choice[Optim] = Choice("optimiser", "name")
 register_optimiser = optimisers.register
 
 

@@ -23,7 +23,7 @@ class Schedule(Options):
     name: str = fixed("")
 
 
-schedules: Choice[Schedule] = Choice("name")
+schedules: Choice[Schedule] = Choice("schedule", "name")
 register_schedule = schedules.register
 
 

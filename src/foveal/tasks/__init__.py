@@ -4,13 +4,14 @@ from foveal.tasks.base import Task
 from foveal.tasks.prediction import Prediction, Trained, predict
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
-from foveal.tasks.train import evaluate, fit, load_model
+from foveal.tasks.train import build_source, evaluate, fit, load_model
 
 __all__ = [
     "Prediction",
     "Results",
     "Task",
     "Trained",
+    "build_source",
     "evaluate",
     "fit",
     "load_model",
