@@ -442,7 +442,7 @@ Q = torch.zeros(1, 4, 2)
         (AttentionRecord("gate", "spatial", torch.ones(1, 4, 4), True), {}, "gate is spatial attention"),
         (pairwise_record(torch.ones(1, 4, 4) / 4), {}, r"use over='row', or note a foveal\.attention\.DotProduct"),
         (pairwise_record(DotProduct(Q, Q)), {"scale": 0.5}, "leave it out"),
-        (pairwise_record(DotProduct(Q, Q[:, :3])), {}, "attends from 4 to 3 entities"),
+        (pairwise_record(DotProduct(Q, Q[:, :3])), {}, "between the same entities"),
     ],
 )
 def test_records_without_a_center_mass(record, options, message):

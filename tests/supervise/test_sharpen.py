@@ -474,7 +474,7 @@ def test_bad_targets_say_what_to_do() -> None:
             sharpen(x, target)
     with pytest.raises(UserError, match=r"single class, which cannot be confused.*two outputs"):
         Sharpen(net(classes=1), LAYERS)(x, torch.zeros(4, dtype=torch.long))
-    with pytest.raises(UserError, match=r"layer head puts out .4, 5., which is no map"):
+    with pytest.raises(UserError, match=r"layer head returns .4, 5., which is not a feature map"):
         Sharpen(model, ("last", "head"))(x, y)
     with pytest.raises(UserError, match=r"inside `with sharpen:`, then call losses.. once"):
         sharpen.losses(y)

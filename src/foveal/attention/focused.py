@@ -117,7 +117,7 @@ class FocusedAttention(Attends):
         return self._joined(gathered, mask), logits
 
     def _note(self, rows: Tensor, columns: Tensor, mask: Tensor | None) -> None:
-        """Keep both sides, (..., heads, N, d), for whoever watches."""
+        """Keep both sides, (..., heads, N, d), for :func:`foveal.watch`."""
         if not self.watchers:
             return
         if self.heads == 1:

@@ -175,12 +175,11 @@ def _batches(data: Any, masks: Any, size: int) -> Iterator[tuple[Tensor, Tensor 
     if isinstance(masks, Tensor) and masks.ndim == 3:
         raise UserError("data is in batches and masks is one tensor; batch the masks too, for example masks.split(32)")
     end = object()
-    others = chain(masks, [end])
-    for one, region in zip(chain(data, [end]), others, strict=False):
-        if (one is end) != (region is end):
+    for batch, region in zip(chain(data, [end]), chain(masks, [end]), strict=False):
+        if (batch is end) != (region is end):
             raise UserError("data and masks must give the same number of batches")
-        if one is not end:
-            x, y = one if isinstance(one, tuple | list) else (one, None)
+        if batch is not end:
+            x, y = batch if isinstance(batch, tuple | list) else (batch, None)
             yield x, y, _tensor(region)
 
 

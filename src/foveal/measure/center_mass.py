@@ -45,8 +45,8 @@ def center_mass(
     >>> center_mass(torch.zeros(2, 2, 2), target)
     tensor(0.2500)
     """
-    mass, has = graph_masses(logits, target, mask, over, related=related, scale=scale)
-    return mass.sum() / has.sum()
+    mass, has_pair = graph_masses(logits, target, mask, over, related=related, scale=scale)
+    return mass.sum() / has_pair.sum()
 
 
 class CenterMass(Metric):
@@ -95,9 +95,9 @@ class CenterMass(Metric):
         scale: float | None = None,
     ) -> None:
         """Add graphs; arguments as in :func:`center_mass`."""
-        mass, has = graph_masses(logits, target, mask, self.over, related=related, scale=scale)
+        mass, has_pair = graph_masses(logits, target, mask, self.over, related=related, scale=scale)
         self.total = self.total + mass.sum().to(self.total.dtype)
-        self.count = self.count + has.sum()
+        self.count = self.count + has_pair.sum()
 
     def compute(self) -> Tensor:
         """Mean over all graphs so far that have a labelled pair, a scalar; nan if none has."""

@@ -19,8 +19,8 @@ def box_mask(boxes: Sequence[Tensor], size: tuple[int, int]) -> Tensor:
         size: (H, W) of the masks.
 
     Returns:
-        bool (N, H, W), true on the pixels whose centre lies in a box of the image. A box that holds no pixel centre has
-        the pixel that holds its own centre; one without any area has none.
+        bool (N, H, W), true on the pixels whose centre lies in a box of the image. A box without any
+        pixel centre gets the pixel that contains its own centre; a box without area gets none.
 
     >>> box_mask([torch.tensor([[1.0, 0.0, 3.0, 1.0]])], (2, 4)).int()
     tensor([[[0, 1, 1, 0],

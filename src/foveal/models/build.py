@@ -69,7 +69,7 @@ def build_model(
     return model
 
 
-def insert_all(model: nn.Module, wanted: Any) -> None:
+def insert_all(model: nn.Module, section: Any) -> None:
     """Insert what a recipe's ``model.insert`` asks for: a mechanism, one with options, or a list of such.
 
     >>> from foveal.models.registry import any_model
@@ -78,11 +78,11 @@ def insert_all(model: nn.Module, wanted: Any) -> None:
     >>> model.layer4[0].conv2
     Conv2d+aw(...
     """
-    for i, one in enumerate(wanted if isinstance(wanted, list) else [wanted]):
-        settings = {"mechanism": one} if isinstance(one, str) else one
+    for i, entry in enumerate(section if isinstance(section, list) else [section]):
+        settings = {"mechanism": entry} if isinstance(entry, str) else entry
         key = f"model.insert[{i}]"
         if not isinstance(settings, Mapping) or not isinstance(settings.get("mechanism"), str):
-            raise UserError(f"{key}: expected the name of a mechanism or {{mechanism: NAME, ...}}, got {one!r}")
+            raise UserError(f"{key}: expected the name of a mechanism or {{mechanism: NAME, ...}}, got {entry!r}")
         at = settings.get("at")
         if not (at is None or isinstance(at, str) or (isinstance(at, list) and all(isinstance(a, str) for a in at))):
             raise UserError(f"{key}.at: expected a glob on layer names or a list of them, got {at!r}")

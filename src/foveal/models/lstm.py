@@ -89,7 +89,8 @@ class BiLSTM(nn.Module):
 
     def _run(self, sequences: Tensor, direction: int) -> Tensor:
         start = sequences.new_zeros(1, len(sequences), self.hidden)
-        options = (True, 1, 0.0, self.training, False, True)  # biases, layers, dropout, training, two ways, batch first
+        # biases, layers, dropout, training, bidirectional, batch first
+        options = (True, 1, 0.0, self.training, False, True)
         return torch.lstm(sequences, (start, start), self._weights(direction), *options)[0]
 
     def _packed(self, sequences: Tensor, length: Tensor) -> Tensor:

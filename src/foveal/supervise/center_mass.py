@@ -58,9 +58,9 @@ def center_mass(
             ``related``: a label for each entity, int (..., N), negative for an entity that is in no labelled pair and
             below 2³¹.
         mask: bool (..., N), true for real entities and false for padding; all are real if left out.
-        over: ``matrix``, one softmax over all pairs, or ``row``, one softmax a row.
-        related: which labels make a labelled pair: ``different`` or ``same`` ones, or those that a table has, bool
-            (C, C) or (..., C, C) over the labels 0 … C − 1 of row and column.
+        over: ``matrix``, one softmax over all pairs, or ``row``, one softmax for each row.
+        related: which labels make a labelled pair: ``different`` or ``same`` ones, or those that are true in a table,
+            bool (C, C) or (..., C, C) over the labels 0 … C − 1 of row and column.
         scale: of q kᵀ, only for a pair (q, k); 1/√d if left out.
 
     Returns:
@@ -86,11 +86,11 @@ def graph_masses(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`center_mass` of every graph (...), and which of them have a labelled pair, bool (...)."""
-    log_mass, has = _log_mass(_graphs(logits, target, mask, over, related, scale), over)
-    mass = log_mass.exp() * has
+    log_mass, has_pair = _log_mass(_graphs(logits, target, mask, over, related, scale), over)
+    mass = log_mass.exp() * has_pair
     if over == "matrix":
-        return mass, has
-    return mass.sum(-1) / has.sum(-1).clamp_min(1), has.any(-1)
+        return mass, has_pair
+    return mass.sum(-1) / has_pair.sum(-1).clamp_min(1), has_pair.any(-1)
 
 
 def center_mass_loss(
@@ -141,11 +141,11 @@ def center_mass_loss(
     graphs = _graphs(logits, target, mask, over, related, scale)
     if over == "matrix" and graphs.sides is not None and fused_loss_available(*graphs.sides):
         return graph_loss(*graphs.sides, graphs.valid, graphs.pairs, graphs.scale, shape, r)
-    log_mass, has = _log_mass(graphs, over)
-    loss = _shaped(log_mass, shape, r) * has
+    log_mass, has_pair = _log_mass(graphs, over)
+    loss = _shaped(log_mass, shape, r) * has_pair
     if over == "row":
-        loss, has = loss.sum(-1) / has.sum(-1).clamp_min(1), has.any(-1)
-    return loss.sum() / has.sum().clamp_min(1)
+        loss, has_pair = loss.sum(-1) / has_pair.sum(-1).clamp_min(1), has_pair.any(-1)
+    return loss.sum() / has_pair.sum().clamp_min(1)
 
 
 def _shaped(log_mass: Tensor, shape: LossShape, r: float) -> Tensor:
@@ -217,10 +217,10 @@ def _log_mass(graphs: _Graphs, over: Over) -> tuple[Tensor, Tensor]:
     sums = sums.view(2, *graphs.batch, *sums.shape[2:])
     if over == "matrix" and sums.ndim == 2 + len(graphs.batch):
         sums = _log_sum(sums)
-    has = sums[0] != -torch.inf
+    has_pair = sums[0] != -torch.inf
     # Without a labelled pair 0, not minus infinity: it is multiplied by zero afterwards, so it must be finite.
-    labelled, everything = sums.where(has, 0)
-    return (labelled - everything).clamp_max(0), has  # rounding may leave a little more than 0
+    labelled, everything = sums.where(has_pair, 0)
+    return (labelled - everything).clamp_max(0), has_pair  # rounding may leave a little more than 0
 
 
 def _log_sum(values: Tensor) -> Tensor:
@@ -256,8 +256,8 @@ def _from_record(
     if not isinstance(record.noted, DotProduct):
         if over == "matrix":
             raise UserError(
-                f"{record.site} recorded weights after a softmax of each row, which do not tell a softmax over the "
-                "whole matrix; use over='row', or note a foveal.attention.DotProduct of q and k in its forward"
+                f"{record.site} recorded weights after a softmax of each row, so a softmax over the whole matrix "
+                "cannot be computed; use over='row', or note a foveal.attention.DotProduct of q and k in its forward"
             )
         weights = record.values  # their logarithm is the logits up to a constant in each row
         positive = weights > 0
@@ -266,7 +266,10 @@ def _from_record(
     attention = record.noted
     q, k, scale = attention.affinities()
     if q.shape[-2] != k.shape[-2]:
-        raise UserError(f"{record.site} attends from {q.shape[-2]} to {k.shape[-2]} entities; expected the same ones")
+        raise UserError(
+            f"{record.site} attends from {q.shape[-2]} entities to {k.shape[-2]} others; the center-mass needs "
+            "attention between the same entities"
+        )
     if attention.valid is not None:
         mask = attention.valid if mask is None else attention.valid & mask
     has_heads = attention.heads and not attention.mean_heads
@@ -291,7 +294,7 @@ def _sizes(logits: Tensor | tuple[Tensor, Tensor], scale: float | None) -> tuple
         if scale is not None:
             raise UserError("scale belongs to a pair (q, k); logits are scaled already, leave it out")
         if logits.ndim < 2 or logits.shape[-1] != logits.shape[-2] or not logits.shape[-1]:
-            raise UserError(f"logits must be (..., N, N), one row and column an entity, got {_shape(logits)}")
+            raise UserError(f"logits must be (..., N, N), one row and column per entity, got {_shape(logits)}")
         if not logits.is_floating_point():
             raise UserError(f"logits must be floating point, got {logits.dtype}")
         return logits.shape[:-2], logits.shape[-1], logits.device
@@ -313,7 +316,7 @@ def _pairs(
         if target.dtype != torch.bool:
             raise UserError(
                 f"target must be bool (..., N, N), got {target.dtype} {_shape(target)}; compare it first, for example "
-                "target > 0. For one label an entity, also give related, for example related='different'"
+                "target > 0. For one label per entity, also give related, for example related='different'"
             )
         outer = _outer(target, "target", (count, count), batch)
         owner = torch.arange(math.prod(outer), device=device).view(outer).expand(batch).reshape(-1)

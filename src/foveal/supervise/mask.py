@@ -5,7 +5,7 @@ With α the attention and m the mask of sample n, over the samples that have a t
     L = −1/N Σ_n log ( Σ_ij m_ij α_ij / Σ_ij α_ij )
 
 The share is the true-positive strength of Seo, Lin, Cohen, Shen, Han: "Hierarchical Attention Networks"
-(https://arxiv.org/abs/1606.02393), who measure it. That it is trained on is not in the paper.
+(https://arxiv.org/abs/1606.02393), who measure it. To train on it is not in the paper.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ def mask_loss(attention: Tensor | AttentionRecord, mask: Tensor, grid: tuple[flo
 def _check(attention: Tensor, mask: Tensor) -> None:
     if attention.ndim != 3 or 0 in attention.shape[1:] or not attention.is_floating_point():
         raise UserError(
-            f"attention must be floating point (N, h, w), one map a sample, got {attention.dtype} "
+            f"attention must be floating point (N, h, w), one map per sample, got {attention.dtype} "
             f"{tuple(attention.shape)}"
         )
     if mask.dtype != torch.bool:
         raise UserError(f"mask must be bool, got {mask.dtype}; compare it first, for example mask > 0")
     if mask.ndim != 3 or 0 in mask.shape[1:] or len(mask) != len(attention):
-        raise UserError(f"mask must be ({len(attention)}, H, W), one a sample, got {tuple(mask.shape)}")
+        raise UserError(f"mask must be ({len(attention)}, H, W), one per sample, got {tuple(mask.shape)}")
     on_cpu = attention.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would have to wait
     if on_cpu and bool((attention < 0).any()):
         raise UserError("attention must not be negative; give probabilities (after sigmoid or softmax)")

@@ -183,8 +183,8 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
     if valid is not None:
         scores = scores.masked_fill(~valid, -torch.inf)
     best, confuser = scores.max(1)
-    has = best > -torch.inf
-    return confuser, (has & (target >= 0) if target.ndim == 1 else has)
+    exists = best > -torch.inf
+    return confuser, (exists & (target >= 0) if target.ndim == 1 else exists)
 
 
 def _check_maps(first: Tensor, second: Tensor, same: bool = True) -> None:

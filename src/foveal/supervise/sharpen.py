@@ -140,9 +140,9 @@ class Sharpen:
 
     def _layers(self) -> list[str]:
         """The layers that some term needs; fewer layers make a shorter backward pass."""
-        wanted = {name for name, weight in self.weights.items() if weight}
-        inner = wanted & {"separability_inner", "consistency_inner"}
-        last = "separability_last" in wanted or ("consistency_inner" in wanted and self.source == "last") or not inner
+        terms = {name for name, weight in self.weights.items() if weight}
+        inner = terms & {"separability_inner", "consistency_inner"}
+        last = "separability_last" in terms or ("consistency_inner" in terms and self.source == "last") or not inner
         return [self.inner] * bool(inner) + [self.last] * last
 
     def on(self, model: nn.Module) -> Sharpen:
@@ -202,39 +202,39 @@ class Sharpen:
         try:
             self._check(target, valid)
             self.steps += 1
-            confused = any(w and term.startswith("separability") for term, w in self.weights.items())
-            classes, counts, has = self._choose(self._taps.logits, target, valid)
-            classes = classes if confused else classes[:, :-1]
+            need_confuser = any(w and term.startswith("separability") for term, w in self.weights.items())
+            classes, counts, has_confuser = self._choose(self._taps.logits, target, valid)
+            classes = classes if need_confuser else classes[:, :-1]
             traced = trace_classes(self._taps, classes, self.order, batch_norm=self.batch_norm)
         finally:
             self._taps.clear()
         if self.compile and self._compiled is None:
             self._compiled = torch.compile(MethodType(_copied(type(self)._maps_and_terms), self))
         compute = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
-        self.maps, losses = compute(traced, counts, has)
+        self.maps, losses = compute(traced, counts, has_confuser)
         return losses
 
     def _maps_and_terms(
-        self, traced: Traced, counts: Tensor, has: Tensor
+        self, traced: Traced, counts: Tensor, has_confuser: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         maps = class_maps(traced, self.kind)
         detached = {name: layer_maps.detach() for name, layer_maps in maps.items()}
-        return detached, self._terms(maps, counts, has)
+        return detached, self._terms(maps, counts, has_confuser)
 
-    def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has: Tensor) -> dict[str, Tensor]:
+    def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has_confuser: Tensor) -> dict[str, Tensor]:
         """The losses from maps (N, P + 1, H, W): of P true classes, valid where ``counts``, then of a confuser, if any.
 
         Args:
             maps: layer to maps.
             counts: bool (N, P), which true classes count.
-            has: bool (N,), whether there is a confusing class.
+            has_confuser: bool (N,), whether there is a confusing class.
         """
         losses = {}
         for term, layer in (("separability_inner", self.inner), ("separability_last", self.last)):
             if self.weights.get(term):
                 true, confuser = maps[layer][:, :-1], maps[layer][:, -1:]
                 loss, usable = separabilities(true, confuser, normalise=self.normalise, **self.masking)
-                losses[term] = mean(loss, usable & counts & has[:, None])
+                losses[term] = mean(loss, usable & counts & has_confuser[:, None])
         if self.weights.get("consistency_inner"):
             true = maps[self.inner][:, : counts.shape[1]]
             last = maps[self.last][:, : counts.shape[1]] if self.last in maps else true
@@ -299,12 +299,12 @@ class Sharpen:
 
     def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """P true classes and the confuser (N, P + 1), which true ones count (N, P), whether it has a confuser (N,)."""
-        confuser, has = confusing_class(logits, target, valid)
+        confuser, has_confuser = confusing_class(logits, target, valid)
         if target.ndim == 1:
             true, counts = target.clamp_min(0)[:, None], (target >= 0)[:, None]
         else:
             true, counts = self._positives(logits, (target > 0) if valid is None else (target > 0) & valid)
-        return torch.cat([true, confuser[:, None]], 1), counts, has
+        return torch.cat([true, confuser[:, None]], 1), counts, has_confuser
 
     def _positives(self, logits: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers of true classes (N, P), and which of them are true (N, P)."""

@@ -23,7 +23,7 @@ WordKind = Literal["semantic", "semantic_mixed", "different_category", "same_cat
 class Tag(IntEnum):
     """Lexical categories: the universal part-of-speech tags of Petrov, Das, McDonald (https://arxiv.org/abs/1104.2086).
 
-    ``PAD`` is no word. Proper nouns are nouns.
+    ``PAD`` is not a word. Proper nouns are nouns.
     """
 
     PAD = 0

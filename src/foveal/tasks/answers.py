@@ -81,7 +81,7 @@ def try_model(model: nn.Module, name: str, classes: int, size: int, *inputs: Ten
         model.train(training)
     if not isinstance(logits, Tensor) or logits.shape != (1, classes):
         output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise UserError(f"model {name} is no classifier: expected logits (N, {classes}), it puts out {output}")
+        raise UserError(f"model {name} is no classifier: expected logits (N, {classes}), it returns {output}")
 
 
 def answer_loss(

@@ -537,7 +537,7 @@ def assert_refused(model: nn.Module, message: str, target: object = 1, at: objec
 def test_bad_input_says_what_to_do() -> None:
     model = net()
     assert_refused(
-        model, r"layer head puts out \(2, 5\), which is no map .*choose one before pooling, such as last", at="head"
+        model, r"layer head returns \(2, 5\), which is not a .*choose one before pooling, such as last", at="head"
     )
     assert_refused(model, "unknown layer 'pointwize'; did you mean 'pointwise'", at="pointwize")
     assert_refused(model, "the list is empty", at=[])
@@ -573,7 +573,7 @@ def test_layers_that_the_scores_do_not_come_from() -> None:
 
 def test_a_single_position_is_no_map() -> None:
     model = timm.create_model("resnet18", num_classes=3).eval()
-    with pytest.raises(UserError, match=r"layer4 puts out \(2, 512, 1, 1\), which is no map.*or use larger images"):
+    with pytest.raises(UserError, match=r"layer4 returns \(2, 512, 1, 1\), which is not a .*or use larger images"):
         foveal.cam(model, images(2, (32, 32)), 1)
 
 

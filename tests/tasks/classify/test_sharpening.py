@@ -169,7 +169,7 @@ def test_mistakes_stop_before_training(recipe, tmp_path, change: str, message: s
 
 @pytest.mark.parametrize("change", ["loss.sharpen.theta=0.8", ZERO, "loss.sharpen.warmup=1"])
 def test_layers_without_maps_stop_before_training(recipe, tmp_path, change: str) -> None:
-    with pytest.raises(UserError, match=r"^loss.sharpen: layer fc puts out \(2, 10\), .* such as layer3.0.conv2$"):
+    with pytest.raises(UserError, match=r"^loss.sharpen: layer fc returns \(2, 10\), .* such as layer3.0.conv2$"):
         fit(recipe(["loss.sharpen.layers=[layer2, fc]", change]), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 

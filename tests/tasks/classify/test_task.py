@@ -306,7 +306,7 @@ MISTAKES = {
     "model={name: resnet18, nonsense: 3}": "model resnet18: ",
     "model={name: hattnet}": "model hattnet",
     "model={name: vit_tiny_patch16_224}": "model vit_tiny_patch16_224 cannot take images of 8×8: ",
-    "model={name: resnet18, features_only: true}": "expected logits (N, 10), it puts out list",
+    "model={name: resnet18, features_only: true}": "expected logits (N, 10), it returns list",
     "model.checkpoint=gone.safetensors": "model.checkpoint: there is no file gone.safetensors",
     "data={name: mref, digits: embedded}": "for data.name=mref use another task, such as task=refer",
     "task=refer": "for data.name=digits use another task, such as task=classify",

@@ -5,8 +5,8 @@ Selvaraju et al.: "Grad-CAM: Visual Explanations from Deep Networks via Gradient
 (https://arxiv.org/abs/1811.07484).
 
 Maps come from a functional gradient call: no parameter's ``.grad`` changes, and the model runs in the mode it is in.
-One backward pass a class covers all layers and all samples. Departure: gradients are of the class score itself, with an
-upstream gradient of one.
+One backward pass per class covers all layers and all samples. Departure: gradients are of the class score itself, with
+an upstream gradient of one.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def class_gradients(
 ) -> dict[str, list[Tensor]]:
     """Gradient of each chosen class score with respect to the output of each layer: K tensors a layer.
 
-    One backward pass a column of ``classes``, from the scores down to the earliest of the layers and no further.
+    One backward pass for each column of ``classes``, from the scores down to the earliest of the layers and no further.
     """
     logits, values = taps.logits, [output.values for output in tapped.values()]
     if logits.grad_fn is None:

@@ -3,7 +3,7 @@
 A tapped layer passes on a copy of its output and the original is kept, so that later in-place operations (``ReLU`` with
 ``inplace=True``, ``out += identity``) do not change it. In a compiled model the tap is a graph break, because there are
 no gradients with respect to a tensor inside a compiled part. A hook added to a model that is already compiled would not
-run, so the layer also changes its class for the time being, which triggers a recompilation.
+run, so the layer also changes its class while it is tapped, which triggers a recompilation.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Taps:
             else:
                 hint = _suggestion(self.core, name)
             raise UserError(
-                f"layer {name} puts out {shape}, which is no map of features over an image; {hint}, or say how to read "
+                f"layer {name} returns {shape}, which is not a feature map of an image; {hint}, or say how to read "
                 "it with reshape="
             )
         return to_maps

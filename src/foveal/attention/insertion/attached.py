@@ -1,4 +1,4 @@
-"""Layers with attention attached: what they compute, how they are copied, and how attention gets on and off them."""
+"""Layers with attention attached: what they compute, how they are copied, and how attention is attached and removed."""
 
 from __future__ import annotations
 

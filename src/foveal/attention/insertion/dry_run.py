@@ -24,7 +24,8 @@ class Site:
         layer: its class.
         shape: (C, H, W) of its output for the example input, or None if the model could not run.
         parameters: number of parameters that it would gain.
-        flops: FLOPs that it would gain for one sample (a multiplication and an addition count two), or None likewise.
+        flops: FLOPs that it would gain for one sample (a multiplication and an addition count two), or None if
+            the model could not run.
     """
 
     name: str
@@ -49,13 +50,13 @@ def sites(
         model: any module.
         mechanism: as in :func:`foveal.insert`, like ``at``, ``start`` and the options.
         at: which layers.
-        start: which initialisation; ``identity`` has one more parameter a site.
+        start: which initialisation; ``identity`` has one more parameter per site.
         example: an input that shapes and FLOPs are measured with; by default one image of the size in a timm model's
             configuration, or 224×224.
         **options: of the mechanism.
 
     Returns:
-        One row a site.
+        One row per site.
 
     >>> import timm, foveal
     >>> rows = foveal.sites(timm.create_model("resnet18"), "se")

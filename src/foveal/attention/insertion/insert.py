@@ -152,7 +152,7 @@ def insert(
             ``(name, module) -> bool``.
         start: ``identity``: the model computes what it computed before, to float tolerance, and learns from there;
             ``paper``: the paper's initialisation.
-        stack: allow a layer that already has this mechanism to get it once more.
+        stack: allow a layer that already has this mechanism to get it a second time.
         **options: of the mechanism.
 
     Returns:

@@ -104,7 +104,7 @@ def blocks(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
             wrapped.append(unwrapped)
     half = sum(not name.startswith(attention) for name, _ in convolutions(model)) / 2
     separable = [layers for layers in sequences if _separable(layers)]
-    wrapped, separable = (found if len(_convs(chain(*found))) >= half else [] for found in (wrapped, separable))
+    wrapped, separable = (group if len(_convs(chain(*group))) >= half else [] for group in (wrapped, separable))
     return plain + wrapped or separable
 
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as its queries and keys, so that no N×N matrix is built before somebody needs it."""
+"""Scaled dot-product attention as its queries and keys, so that an N×N matrix is built only when it is needed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DotProduct:
             real.
         scale: of q kᵀ; 1/√d if left out.
         heads: whether q and k have a dimension of heads.
-        mean_heads: losses on the affinities take the mean of the heads' affinities as one matrix, not each by itself.
+        mean_heads: losses on the affinities take the mean of the heads' affinities as one matrix, not each head alone.
 
     >>> import torch
     >>> attention = DotProduct(torch.rand(2, 5, 3), torch.rand(2, 5, 3))

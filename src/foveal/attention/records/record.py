@@ -19,7 +19,7 @@ AttentionKind = Literal["spatial", "channel", "weight", "pairwise"]
 
 @runtime_checkable
 class LazyValues(Protocol):
-    """Pairwise attention that is computed when somebody asks for it; :class:`~.dot_product.DotProduct` is one.
+    """Pairwise attention that is computed when it is needed; :class:`~.dot_product.DotProduct` is one.
 
     Keep tensors of the forward pass in it, not the module: then it works in compiled models, and stays correct after
     the weights have changed.
@@ -27,7 +27,7 @@ class LazyValues(Protocol):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the whole: (N, ..., N_q, N_k)."""
+        """Shape of the whole attention, (N, ..., N_q, N_k)."""
         ...
 
     def whole(self) -> Tensor:
@@ -130,7 +130,7 @@ class Attends(nn.Module):
         self.noted: Tensor | LazyValues | None = None
 
     def note(self, values: Tensor | LazyValues) -> None:
-        """Keep ``values``, or how to compute them, for whoever watches; free when nobody does."""
+        """Keep ``values``, or how to compute them, for :func:`foveal.watch`; costs nothing when nothing is watched."""
         if self.watchers:
             self.noted = values
 

@@ -15,13 +15,13 @@ def element(tag: str, *children: Element | str, **attributes: object) -> Element
     A child that is a text may only come first.
     """
     named = {name.rstrip("_").replace("_", "-"): str(value) for name, value in attributes.items()}
-    made = ElementTree.Element(tag, {name.replace("viewbox", "viewBox"): value for name, value in named.items()})
+    root = ElementTree.Element(tag, {name.replace("viewbox", "viewBox"): value for name, value in named.items()})
     for child in children:
         if isinstance(child, str):
-            made.text = printable(child)
+            root.text = printable(child)
         else:
-            made.append(child)
-    return made
+            root.append(child)
+    return root
 
 
 def markup(root: Element) -> str:

@@ -8,8 +8,8 @@ from functools import lru_cache
 from PIL import Image, ImageDraw, ImageFont
 
 INK, MUTED, RULE, PAPER = "#1c1b1a", "#6f6b66", "#d9d4cb", "#ffffff"
-PALE, STRONG = (253, 238, 214), (196, 64, 16)  # of no importance, of the greatest
-FINE = 3  # pictures are drawn so many times larger and shrunk, which smooths edges
+PALE, STRONG = (253, 238, 214), (196, 64, 16)  # colours of the least and of the greatest importance
+FINE = 3  # pictures are drawn this many times larger and shrunk, which smooths edges
 
 Font = ImageFont.FreeTypeFont
 

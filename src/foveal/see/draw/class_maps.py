@@ -1,7 +1,9 @@
 """Where a model looks for each of its best-scoring classes, model beside model.
 
 As the figures of Wang et al.: "Sharpen Focus: Learning with Attention Separability and Consistency"
-(https://arxiv.org/abs/1811.07484): a row a model, its best-scoring classes from left to right, the true class framed.
+(https://arxiv.org/abs/1811.07484): one row per model, its best-scoring classes from left to right, the true class
+framed.
+
 :func:`class_looks` prepares the pictures and words once; :func:`class_maps` pastes them into one picture, and
 :func:`foveal.see.page.class_map_cards` puts them on a page.
 """
@@ -53,7 +55,7 @@ class ClassLook:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One image: the input, its true classes by name (None if unknown), and what each model thinks of first."""
+    """One image: the input, its true classes by name (None if unknown), and the best-scoring classes of each model."""
 
     picture: Image.Image
     truth: list[str] | None
@@ -103,8 +105,8 @@ def remark(top: TopClasses, n: int, true: Sequence[int], names: Sequence[str]) -
         return f"{_name(names, best)} is number {int(top.rank[n, best]) + 1}"
     if not others:
         return ""
-    one, other = (top.maps[n, shown.index(c)][None] for c in (best, others[0]))
-    overlap = attention_overlap(one, other).all
+    true_map, other_map = (top.maps[n, shown.index(c)][None] for c in (best, others[0]))
+    overlap = attention_overlap(true_map, other_map).all
     if overlap.isnan():
         return ""
     return f"{_name(names, best)} and {_name(names, others[0])} overlap by {overlap:.2f}"
@@ -119,7 +121,7 @@ def class_maps(
     size: int = 136,
     limit: int = 6,
 ) -> Image.Image:
-    """Draw the maps of the best-scoring classes, a row a model and the true class framed.
+    """Draw the maps of the best-scoring classes, one row per model and the true class framed.
 
     Args:
         models: title of each model and its best-scoring classes, of the same images.
@@ -226,7 +228,7 @@ def _check(models: Mapping[str, TopClasses], image: Tensor, label: Tensor | None
         raise UserError(f"label must be ({len(image)},) or ({len(image)}, classes), got {tuple(label.shape)}")
     for title, top in models.items():
         if len(top) != len(image):
-            raise UserError(f"{title} was asked about {len(top)} images, here are {len(image)}")
+            raise UserError(f"{title} has classes of {len(top)} images, image holds {len(image)}; give the same ones")
         if label is not None:
             _check_classes(title, top.rank.shape[1], label)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Numbers = Sequence[float | None]
 Epochs = Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]
-"""Title of each model to its runs, each the rows of a journal, one an epoch."""
+"""Title of each model to its runs, each the rows of a journal, one per epoch."""
 
 
 def precision_recall(
@@ -32,7 +32,7 @@ def precision_recall(
     """Draw pixel precision against recall as the threshold on the attention map falls.
 
     Args:
-        curves: title of each model to (precision, recall), a fraction a threshold.
+        curves: title of each model to (precision, recall), fractions, one per threshold.
         even: precision of attention that is the same everywhere, i.e. the mean area of the target.
         colours: slot of each title, see :func:`foveal.see.draw.chart.slots`.
 
@@ -75,7 +75,7 @@ def scale_accuracy(
     slot = colours or slots(accuracy)
     for title, values in accuracy.items():
         if len(values) != len(edges) - 1:
-            raise UserError(f"{title}: {len(values)} accuracies for {len(edges) - 1} bins; expected one a bin")
+            raise UserError(f"{title}: {len(values)} accuracies for {len(edges) - 1} bins; expected one per bin")
     middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     lines = [
         Line(title, middles, values, slot[title], dots=True)
@@ -94,7 +94,7 @@ def training(
     info: Callable[[str], MetricInfo] | None = None,
     colours: Mapping[str, int] | None = None,
 ) -> list[str]:
-    """Draw the loss and every validation score by epoch; one line a run, so several seeds show their spread.
+    """Draw the loss and every validation score by epoch; one line per run, so several seeds show their spread.
 
     Args:
         epochs: title of each model to its runs, each the rows of ``metrics.jsonl``; its epochs count from 0, those

@@ -136,7 +136,7 @@ def readable_words(document: Tensor, vocabulary: list[str]) -> Words:
 
 
 def shared_documents(models: Mapping[str, DocumentSamples]) -> list[dict[str, int]]:
-    """Match the documents of several models by their words: one row a document, title to index, most shared first."""
+    """Match the documents of several models by their words: one row per document, title to index, most shared first."""
     if not models:
         raise UserError("no models to show; give at least one title with its samples")
     rows: dict[str, dict[str, int]] = defaultdict(dict)

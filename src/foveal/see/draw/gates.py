@@ -1,4 +1,4 @@
-"""The same samples through the eyes of several models: input, attended image, the map of every gate, the answer.
+"""The same samples as several models saw them: input, attended image, the map of every gate, the answer.
 
 :func:`looks` prepares the pictures and words once; :func:`gates` pastes them into one picture, and
 :func:`foveal.see.page.sample_cards` puts them on a page.
@@ -33,7 +33,7 @@ class GateMap:
     """The map of one gate.
 
     Attributes:
-        picture: the coloured map, a pixel a position; None for a map that is not finite.
+        picture: the coloured map, one pixel per position; None for a map that is not finite.
         site: name of the gate.
         size: width and height of the map.
         highest: its greatest value.
@@ -97,7 +97,7 @@ def looks(models: Mapping[str, Samples], *, limit: int = 6, most_gates: int | No
     Args:
         models: title of each model and its samples; they are matched by image and query.
         limit: most samples.
-        most_gates: most maps a model, spread over its gates; None for all.
+        most_gates: most maps per model, spread over its gates; None for all.
     """
     rows = []
     for row in shared_samples(models)[:limit]:
@@ -159,7 +159,7 @@ def _drawable(attention: Tensor | None) -> TypeGuard[Tensor]:
 
 
 def gates(models: Mapping[str, Samples], *, limit: int = 6, size: int = 120) -> Image.Image:
-    """Draw a panel: a row a sample; input, then for each model its attended image and the map of each gate.
+    """Draw a panel, one row per sample: the input, then for each model its attended image and the map of each gate.
 
     Args:
         models: title of each model and what it did; samples are matched by image and query.

@@ -70,7 +70,7 @@ def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cma
 
     Args:
         attention: (h, w), not negative; scaled to its maximum.
-        size: (H, W) of the picture, or one number for a square; None keeps one pixel a position.
+        size: (H, W) of the picture, or one number for a square; None keeps one pixel per position.
         cmap: name of a matplotlib colour map.
 
     Returns:

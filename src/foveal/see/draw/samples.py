@@ -20,7 +20,7 @@ OPTIONAL = ("query", "map", "label", "probability", "mask")
 
 @dataclass(frozen=True)
 class Samples:
-    """K samples and what one model answered, with one answer a sample or several.
+    """K samples and what one model answered, with one answer per sample or several.
 
     Attributes:
         image: (K, 3, H, W) uint8.
@@ -174,7 +174,7 @@ def shared_samples(models: Mapping[str, Samples]) -> list[dict[str, int]]:
     """Match the samples of several models by image and query.
 
     Returns:
-        One row a sample, title to index; rows that more models have come first, otherwise in the order recorded.
+        One row per sample, title to index; rows that more models have come first, otherwise in the order recorded.
     """
     if not models:
         raise UserError("no models to show; give at least one title with its samples")

@@ -1,4 +1,4 @@
-"""Cards: the same samples through the eyes of several models, laid out for any width of screen."""
+"""Cards: the same samples as several models saw them, laid out for any width of screen."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def sample_cards(
     most_gates: int = 12,
     colours: Mapping[str, int] | None = None,
 ) -> Markup:
-    """A card a sample: the input, then for each model what it saw, the maps of its gates, and its answer.
+    """One card per sample: the input, then for each model what it saw, the maps of its gates, and its answer.
 
     Models without attention have their answers in one cell below.
 
     Args:
         models: title of each model and what it did; samples are matched by image and query.
         limit: most samples.
-        most_gates: most maps a model; where it has more gates, the card says so.
+        most_gates: most maps per model; where it has more gates, the card says so.
         colours: slot of each title, see :func:`foveal.see.draw.chart.slots`.
 
     >>> import torch
@@ -68,7 +68,7 @@ def sample_cards(
 def document_cards(
     models: Mapping[str, DocumentSamples], *, limit: int = 4, colours: Mapping[str, int] | None = None
 ) -> Markup:
-    """A card a document: for each model its answer, the ring of the main sentence, and the text with its attention.
+    """One card per document: for each model its answer, the ring of the main sentence, and the text with its attention.
 
     Args:
         models: title of each model and what it did; documents are matched by their words.
@@ -99,7 +99,7 @@ def class_map_cards(
     limit: int = 6,
     colours: Mapping[str, int] | None = None,
 ) -> Markup:
-    """A card an image: for each model the maps of its best-scoring classes, the true class framed.
+    """One card per image: for each model the maps of its best-scoring classes, the true class framed.
 
     Args:
         models: title of each model and its best-scoring classes, of the same images.

@@ -41,7 +41,7 @@ class Details:
     Attributes:
         title: what it is about.
         texts: heading to text, shown as it is.
-        note: further words beside the title.
+        note: more text beside the title.
         badge: a remark beside them.
         problems: what is wrong with it.
     """
@@ -59,7 +59,7 @@ class Page:
 
     Attributes:
         title: its heading.
-        lede: a paragraph that says what one looks at.
+        lede: a paragraph that says what the page shows.
         sections: its parts; several get a list of links.
         details: the runs behind it.
         version: of foveal.

@@ -22,7 +22,7 @@ def samples_section(
     if attended:
         intro.append(
             "The large picture is the input, darkened where attention is low; the small ones are the maps of the "
-            "gates, first to last, one square a position. Each is scaled to its own maximum."
+            "gates, first to last, one square per position. Each is scaled to its own maximum."
         )
     if any(samples.mask is not None for samples in models.values()):
         intro.append("A white frame marks the target for you; no model sees it.")

@@ -1,4 +1,4 @@
-"""Tables of metrics: one row a model, ours beside the published number."""
+"""Tables of metrics: one row per model, ours beside the published number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from foveal.see.page.phrases import duration, step_time
 if TYPE_CHECKING:
     from foveal.measure.info import MetricInfo
 
-WIDE = 8  # most columns of parts; a table with more has a row a part
+WIDE = 8  # most columns of parts; a table with more has one row per part
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def metric_table(
     incomparable: Collection[str] = (),
     colours: Mapping[str, int] | None = None,
 ) -> Markup:
-    """A row a model: every metric with its spread, the published number and the difference, size, epochs, time.
+    """One row per model: every metric with its spread, the published number and the difference, size, epochs, time.
 
     The best value of a column is marked if it is better than all others as shown. Columns without a value are left out.
 
@@ -134,7 +134,7 @@ def parts_table(
         label: what the table is about, for those who cannot see it.
 
     Returns:
-        A row a model; or a row a part where there are too many parts for columns. Empty if no model has any.
+        One row per model; or one per part where there are too many parts for columns. Empty if no model has any.
     """
     parts = {
         info.key: list(dict.fromkeys(part for metrics in models.values() for part in metrics.get(info.key, {})))
