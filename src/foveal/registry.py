@@ -1,7 +1,8 @@
 """Things by name: foveal's own, those of installed packages, and those of ``FOVEAL_PLUGINS``.
 
-One registry a kind. Whoever defines a thing registers it with the decorator of its room (``register_task``,
-``register_data``, …); nothing else names it. The first lookup imports foveal's own modules and the plugins.
+There is one registry for each kind of thing. A thing is registered where it is defined, with the decorator of its room
+(``register_task``, ``register_data``, …); nothing else names it. The first lookup imports foveal's own modules and the
+plugins.
 """
 
 from __future__ import annotations

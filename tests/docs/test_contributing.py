@@ -24,9 +24,9 @@ def test_there_is_an_example_of_each():
     assert len(EXAMPLES) == TEXT.count("\n# src/") == 8
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:src|tests|docs|results)/[^`\s]+)`", TEXT))))
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:src|tests|docs|results|benchmarks)/[^`\s]+)`", TEXT))))
 def test_files_that_are_named_exist(path: str):
-    pattern = path.replace("PAPER", "*")
+    pattern = path.replace("PAPER", "*").replace("NAME", "*")
     assert list(ROOT.glob(pattern)), path
 
 

@@ -1,4 +1,4 @@
-"""INSERT: one attention mechanism a file, insertion into live models, and records of what attention did."""
+"""INSERT: attention mechanisms, one per file, their insertion into live models, and records of what attention did."""
 
 from foveal.attention.aw import AWConv2d, KernelAttention
 from foveal.attention.cbam import CBAM

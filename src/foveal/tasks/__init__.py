@@ -1,4 +1,4 @@
-"""One folder a task, and everything around a run: training, resuming, testing, predicting, reporting."""
+"""One folder per task, and everything around a run: training, resuming, testing, predicting, reporting."""
 
 from foveal.tasks.base import Task
 from foveal.tasks.prediction import Prediction, Trained, predict
