@@ -35,8 +35,8 @@ def words(
     Args:
         words: N words.
         importance: (N,), finite and not negative.
-        style: ``ring``: words clockwise from the top, the length of its bar is its importance; ``text``: the
-            sentence, with stronger colour behind more important words.
+        style: ``ring``: words clockwise from the top, each with a bar whose length is its importance; ``text``:
+            the sentence, with stronger colour behind more important words.
         weights: (N, N), row m attending to column n; the strongest pairs are drawn across the ring.
         title: a line above the picture.
         size: width in pixels, and height of a ring.
