@@ -6,6 +6,7 @@ to the answer that is always correct and only slower.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -201,3 +202,26 @@ def raise_recompile_limit(limit: int = 64) -> None:
     config = _private(torch, "_dynamo.config")
     if config is not None:
         config.recompile_limit = max(limit, config.recompile_limit)
+
+
+# Triton -----------------------------------------------------------------------------------------------------------
+
+
+def compiled_launch(compiled: Any, grid: tuple[int, ...]) -> Callable[..., Any] | None:
+    """A function that launches a kernel which Triton has compiled, with all its arguments; None if unknown.
+
+    Args:
+        compiled: what a launch through Triton returned; None in its interpreter.
+        grid: three numbers.
+    """
+    try:
+        return compiled[grid]
+    except (TypeError, AttributeError):
+        return None
+
+
+def rebased(descriptor: Any, tensor: Tensor | None) -> Any:
+    """A tensor descriptor like ``descriptor``, of a tensor of the same shape, without checking it again."""
+    copy = object.__new__(type(descriptor))
+    copy.__dict__.update(descriptor.__dict__, base=tensor)
+    return copy

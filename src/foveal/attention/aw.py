@@ -224,7 +224,7 @@ class KernelAttention(Kernel):
         if path == "products":
             out = conv_by_products(x, weight, scale, bias, **options)
         else:
-            out = fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation)
+            out = fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation, conv.groups)
         # Both return channels-last maps; a model in the other layout keeps its own, as after a plain convolution.
         return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
 

@@ -1,88 +1,160 @@
-"""Choose the fastest launch configuration of a kernel, once a shape, and keep the choice in the cache folder."""
+"""Which launch configuration a kernel uses for a shape.
+
+In this order: what an explicit search on this machine measured (a file in the cache folder), a table that comes with
+the package, and the candidates themselves, which a model of the shape sorts best first. Only the configuration that is
+used is compiled. A search measures all candidates; it happens inside :func:`searching` and nowhere else.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-from collections.abc import Callable, Hashable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from foveal.errors import RunError
 from foveal.files import cache_folder, write_text
+from foveal.kernels.support import capability
 
 C = TypeVar("C")
+R = TypeVar("R")
+Table = dict[str, dict[str, Any]]
+"""GPU -> its capability, and ``choices``: kernel and shape -> batch size -> candidate as text."""
+SHIPPED = Path(__file__).parent / "launches.json"
 BENCH_MS = 2  # milliseconds of launches in the CUDA graph that times a candidate
-_chosen: dict[Hashable, object] = {}
+_chosen: dict[Key, Any] = {}
+_measured: Table | None = None  # what the running search found; None if there is none
 
 
-def fastest(
-    key: Hashable,
-    candidates: Callable[[], Sequence[C]],
-    launch: Callable[[C], object],
-    device: torch.device,
-    threads: int = 8,
-) -> C:
-    """The candidate that ``launch`` runs fastest with, measured when ``key`` is first seen on this type of GPU.
+@dataclass(frozen=True)
+class Key:
+    """What a choice depends on: kernel, shape without its batch size, batch size, and device."""
 
-    Candidates that do not fit the device are skipped. Without a GPU, or while a CUDA graph is being captured, nothing
-    can be measured: the first candidate is returned, unless the choice is known already.
+    kernel: str
+    shape: str
+    batch: int
+    device: torch.device
+
+
+def run(key: Key, candidates: Callable[[], Sequence[C]], launch: Callable[[C], R], threads: int = 8) -> R:
+    """Launch a kernel with the candidate that is chosen for ``key``; returns what ``launch`` returns.
 
     Args:
         key: what the choice depends on.
-        candidates: returns the list of candidates.
+        candidates: returns the candidates, best first as far as is known; those that do not fit the GPU are skipped.
         launch: runs one candidate.
-        device: where it runs.
-        threads: how many candidates are compiled in parallel; 1 if a launch itself calls :func:`fastest`.
+        threads: how many candidates a search compiles in parallel; 1 if a launch itself calls :func:`run`.
     """
-    if key in _chosen:
-        return _chosen[key]  # type: ignore[return-value]
-    options = candidates()
-    if device.type != "cuda":
-        return options[0]
-    path = _choice_file(key, options, device)
-    choice = _read_choice(path, options)
-    if choice is None:
-        if torch.cuda.is_current_stream_capturing():
-            return options[0]
-        compiled = _compile(options, launch, device, threads)
-        if not compiled:
-            raise RuntimeError(f"no launch of {key} fits {torch.cuda.get_device_name(device)}")
-        times = [(_milliseconds(partial(launch, option)), option) for option in compiled]
-        choice = min(times, key=lambda pair: pair[0])[1]
-        with contextlib.suppress(RunError):  # the cache is not writable: measured again in the next process
-            write_text(path, str(options.index(choice)))
-    _chosen[key] = choice
-    return choice
+    choice = _chosen.get(key)
+    return _first_run(key, candidates(), launch, threads) if choice is None else launch(choice)
 
 
-def _choice_file(key: Hashable, options: Sequence[object], device: torch.device) -> Path:
-    """Where the choice is kept: specific to the type of GPU, the versions, the kernels' code and the candidates."""
-    import triton
+def _first_run(key: Key, options: Sequence[C], launch: Callable[[C], R], threads: int) -> R:
+    if key.device.type != "cuda":
+        return launch(options[0])
+    from triton.runtime.errors import OutOfResources
 
-    name = torch.cuda.get_device_name(device)
-    parts = (key, list(options), name, torch.__version__, triton.__version__, _code_digest())
-    return cache_folder() / "launches" / hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+    if _measured is not None and not torch.cuda.is_current_stream_capturing():
+        options = [_search(key, options, launch, threads)]
+    else:
+        known = _from_tables(key, options)
+        options = [*known, *(option for option in options if option not in known)]
+    for option in options:
+        try:
+            result = launch(option)
+        except OutOfResources:
+            continue
+        _chosen[key] = option
+        return result
+    raise RuntimeError(f"no launch of {key.kernel} ({key.shape}, batch {key.batch}) fits {_gpu(key.device)}")
+
+
+# Tables -----------------------------------------------------------------------------------------------------------
+
+
+def user_table() -> Path:
+    """Where choices of a search on this machine are kept."""
+    return cache_folder() / "launches.json"
+
+
+def _from_tables(key: Key, options: Sequence[C]) -> list[C]:
+    """The candidates that tables name for this shape: of the user first; an exact batch size before a similar one."""
+    by_text = {str(option): option for option in options}
+    named = []
+    for path in (user_table(), SHIPPED):
+        batches = _choices(path, _gpu(key.device), capability(key.device)).get(f"{key.kernel} {key.shape}", {})
+        nearest = sorted((max(key.batch, int(n)) / min(key.batch, int(n)), n) for n in batches)
+        named += [batches[n] for ratio, n in nearest if ratio <= 2]
+    return [by_text[text] for text in dict.fromkeys(named) if text in by_text]
 
 
 @cache
-def _code_digest() -> str:
-    """A digest of the source of all kernels."""
-    digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def _choices(path: Path, gpu: str, capability: tuple[int, int]) -> dict[str, dict[str, str]]:
+    """Choices in a table for this GPU, or for another of the same capability."""
+    table = _read_table(path)
+    similar = [entry for entry in table.values() if entry["capability"] == list(capability)]
+    entry = table.get(gpu) or next(iter(similar), {"choices": {}})
+    return entry["choices"]
 
 
-def _read_choice(path: Path, options: Sequence[C]) -> C | None:
+def _read_table(path: Path) -> Table:
     try:
-        return options[int(path.read_text(encoding="ascii"))]
-    except (OSError, ValueError, IndexError):  # missing or damaged
-        return None
+        table = json.loads(path.read_text(encoding="utf-8"))
+        for entry in table.values():
+            for batches in entry["choices"].values():
+                assert all(int(n) > 0 and isinstance(text, str) for n, text in batches.items())
+            assert isinstance(entry["capability"], list)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, AssertionError):  # missing or damaged
+        return {}
+    return table
+
+
+def write_table(path: Path, measured: Table) -> None:
+    """Add measured choices to the table in ``path``."""
+    table = _read_table(path)
+    for gpu, entry in measured.items():
+        choices = table.setdefault(gpu, {"capability": entry["capability"], "choices": {}})["choices"]
+        for shape, batches in entry["choices"].items():
+            choices.setdefault(shape, {}).update(batches)
+    write_text(path, json.dumps(table, indent=0, sort_keys=True, ensure_ascii=False) + "\n")
+    _choices.cache_clear()
+
+
+# Search -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def searching() -> Iterator[Table]:
+    """Inside, every kernel measures its candidates at every new shape; yields what is found. Not thread-safe."""
+    global _measured
+    before, _measured = _measured, {}
+    _chosen.clear()
+    try:
+        yield _measured
+    finally:
+        _measured = before
+
+
+def _search(key: Key, options: Sequence[C], launch: Callable[[C], object], threads: int) -> C:
+    """The fastest candidate; those that do not fit the device are skipped."""
+    compiled = _compile(options, launch, key.device, threads)
+    if not compiled:
+        raise RuntimeError(f"no launch of {key.kernel} ({key.shape}, batch {key.batch}) fits {_gpu(key.device)}")
+    times = [(_milliseconds(partial(launch, option)), option) for option in compiled]
+    choice = min(times, key=lambda pair: pair[0])[1]
+    assert _measured is not None
+    entry = _measured.setdefault(_gpu(key.device), {"capability": list(capability(key.device)), "choices": {}})
+    entry["choices"].setdefault(f"{key.kernel} {key.shape}", {})[str(key.batch)] = str(choice)
+    return choice
+
+
+def _gpu(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device)
 
 
 def _compile(options: Sequence[C], launch: Callable[[C], object], device: torch.device, threads: int) -> list[C]:

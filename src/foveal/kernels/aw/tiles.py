@@ -1,4 +1,4 @@
-"""Tiles for the Triton kernels of AW-convolution: which launch configurations are worth measuring for a shape."""
+"""Tiles for the Triton kernels of AW-convolution: which launch configurations may be the fastest for a shape."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from dataclasses import dataclass
 
 import triton
 
+from foveal.kernels.aw.geometry import ceil_div
+
 LARGE = 32 * 32  # positions of a map; for larger maps tiles always lie within a sample
-
-
-def ceil_div(a: int, b: int) -> int:
-    """``a`` divided by ``b``, rounded up; ``triton.cdiv`` takes microseconds, and a launch needs many of them."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,11 @@ class Launch:
     warps: int
     stages: int
     splits: int = 1
+
+    def __str__(self) -> str:
+        """As in a table of launches."""
+        box = "x".join(map(str, self.box))
+        return f"{box} {self.columns} {self.depth} warps {self.warps} stages {self.stages} splits {self.splits}"
 
     @property
     def triton_options(self) -> dict[str, int]:

@@ -15,6 +15,14 @@ Tiles within a sample are boxes of TH rows and TW columns, read through tensor d
 the image; a stride S splits an image into S×S interleaved ones, so a descriptor sees it as (N, H/S, S, W/S, S·C).
 Across samples a descriptor sees images as (N, H·W·C). Values it reads beyond the channels of a position are multiplied
 by zeros of the other operand.
+
+Groups are joined into super-groups of G1 input and G2 output channels, wide enough for the tensor cores; the weights of
+a super-group are block-diagonal, (C2, T, G1) with zeros between its groups. A tile lies within one super-group. The
+weight gradient is computed for all of it, and the diagonal blocks are stored: (C2, T, CG). A dense convolution is one
+super-group, of one group.
+
+What differs between the layers of a network is a constant of the compiled kernel only where it makes the inner loop
+faster: compiling takes far longer than a launch.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,6 +31,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+SIZES = ("N", "H", "W", "OH", "OW", "SPLITS")  # a new value of these does not compile a kernel again
 
 
 @triton.jit
@@ -40,6 +50,31 @@ def _rows(n0, y0, x0, NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr):
 
 
 @triton.jit
+def _tile(pid, G, BLOCK: tl.constexpr):
+    """Super-group of a tile of BLOCK channels, and the tile's first channel within it; G channels a super-group."""
+    return pid // tl.cdiv(G, BLOCK), pid % tl.cdiv(G, BLOCK) * BLOCK
+
+
+@triton.jit
+def _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T: tl.constexpr, GROUPED: tl.constexpr):
+    """Offsets in weights (C2, T, CG), and which of them are there.
+
+    Args:
+        c2: output channels of a tile, also as ``j2`` within their super-group.
+        j1: input channels of the tile within the super-group.
+        t: kernel position.
+        C2, G1, G2, CG, OG: channels: of the output, a super-group's input and output, a group's input and output.
+        T: number of kernel positions.
+        GROUPED: whether there is more than one group.
+    """
+    there = ((c2 < C2) & (j2 < G2))[:, None] & (j1 < G1)[None, :]
+    if GROUPED:
+        there = there & ((j2 // OG)[:, None] == (j1 // CG)[None, :])
+        j1 = j1 % CG
+    return ((c2 * T + t) * CG)[:, None] + j1[None, :], there
+
+
+@triton.jit
 def _finish(HOPPER: tl.constexpr):
     """Wait for the tensor cores.
 
@@ -51,23 +86,25 @@ def _finish(HOPPER: tl.constexpr):
         tl.inline_asm_elementwise(wait, "=r,r", [tl.arange(0, 32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward(
-    x, w, s, b, o, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    x, w, s, b, o, OH, OW, C1: tl.constexpr, C2: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """O from a kernel scaled in registers; a tile lies within one sample."""
     BM: tl.constexpr = TH * TW
-    STEPS: tl.constexpr = (C1 + BK - 1) // BK
+    STEPS: tl.constexpr = (G1 + BK - 1) // BK
     n, y0, x0 = _box(OH, OW, 1, TH, TW)
-    first = tl.program_id(1) * BN
+    group, first = _tile(tl.program_id(1), G2, BN)
+    first1, last = group * G1, tl.minimum((group + 1) * G2, C2)
+    first += group * G2
     total = tl.zeros((BN, BM), tl.float32)
     for i in range(KH * KW * STEPS):
         t, c = i // STEPS, (i % STEPS) * BK
         dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
-        rows = x.load([n, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + c]).reshape(BM, BK)
+        rows = x.load([n, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + first1 + c]).reshape(BM, BK)
         weight = w.load([first, t, c]).reshape(BN, BK)
         scale = s.load([n, t, first]).reshape(BN, 1)
         total = tl.dot((weight * scale).to(rows.dtype), rows.T, total, input_precision=PRECISION)
@@ -77,7 +114,7 @@ def forward(
         total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[:, None]
     n, y, z = _rows(n, y0, x0, 1, TH, TW)
     to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
-    tl.store(to, total.to(o.dtype.element_ty).T, mask=((y < OH) & (z < OW))[:, None] & (c2 < C2)[None, :])
+    tl.store(to, total.to(o.dtype.element_ty).T, mask=((y < OH) & (z < OW))[:, None] & (c2 < last)[None, :])
 
 
 @triton.jit
@@ -96,7 +133,7 @@ def _output_span(k, SIZE, OUT, S: tl.constexpr, P: tl.constexpr, D: tl.constexpr
 
 
 @triton.jit
-def _offset(y, z, ky, kx, W, C1: tl.constexpr, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
+def _offset(y, z, ky, kx, W, C1, S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr,
            DX: tl.constexpr):  # fmt: skip
     """Offset in a flat image at which the kernel position (ky, kx) of output (y, z) falls."""
     return ((y * S + ky * DY - PY) * W + z * S + kx * DX - PX) * C1
@@ -118,44 +155,46 @@ def _share(H, W, OH, OW, SPLITS, S: tl.constexpr, PY: tl.constexpr, PX: tl.const
 
 
 @triton.jit
-def _product(x, w, n0, at, t, first, C1: tl.constexpr, PRECISION: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr,
+def _product(x, w, n0, at, t, first, G1, PRECISION: tl.constexpr, NB: tl.constexpr, BN: tl.constexpr,
              BK: tl.constexpr):  # fmt: skip
     """K_t · I at one position of the map, for NB samples and BN channels."""
     total = tl.zeros((NB, BN), tl.float32)
-    for c in range(0, C1, BK):  # both operands go straight from shared memory into the product
+    for c in range(0, G1, BK):  # both operands go straight from shared memory into the product
         weight = w.load([first, t, c]).reshape(BN, BK)
         total = tl.dot(x.load([n0, at + c]), weight.T, total, input_precision=PRECISION)
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def forward_across(
-    x, w, s, b, o, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    x, w, s, b, o, N, H, W, OH, OW, C1, C2, G1, G2,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """O at one position of the map, NB samples a tile, from scaled products of the common kernel."""
     n0, y, z = _box(OH, OW, NB, 1, 1)
-    first = tl.program_id(1) * BN
+    group, first = _tile(tl.program_id(1), G2, BN)
+    first1, last = group * G1, tl.minimum((group + 1) * G2, C2)
+    first += group * G2
     low_y, many_y = _kernel_span(y, H, S, PY, DY, KH)
     low_x, many_x = _kernel_span(z, W, S, PX, DX, KW)
     total = tl.zeros((NB, BN), tl.float32)
     for j in range(many_y * many_x):
         ky, kx = low_y + j // many_x, low_x + j % many_x
-        at = _offset(y, z, ky, kx, W, C1, S, PY, PX, DY, DX)
-        part = _product(x, w, n0, at, ky * KW + kx, first, C1, PRECISION, NB, BN, BK)
+        at = first1 + _offset(y, z, ky, kx, W, C1, S, PY, PX, DY, DX)
+        part = _product(x, w, n0, at, ky * KW + kx, first, G1, PRECISION, NB, BN, BK)
         total += part * s.load([n0, ky * KW + kx, first]).reshape(NB, BN).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
     if BIAS:
         total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[None, :]
     to = o + (((n * OH + y) * OW + z) * C2)[:, None] + c2[None, :]
-    tl.store(to, total.to(o.dtype.element_ty), mask=(n < N)[:, None] & (c2 < C2)[None, :])
+    tl.store(to, total.to(o.dtype.element_ty), mask=(n < N)[:, None] & (c2 < last)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def scale_grad(
-    g, x, w, ds, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    g, x, w, ds, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
     NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -163,21 +202,23 @@ def scale_grad(
     """∂s of one kernel position, NB samples a tile; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
     t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
-    n0, first = tl.program_id(0) * NB, tl.program_id(1) * BN
+    group, first = _tile(tl.program_id(1), G2, BN)
+    n0, first1, last = tl.program_id(0) * NB, group * G1, tl.minimum((group + 1) * G2, C2)
+    first += group * G2
     total = tl.zeros((NB, BN), tl.float32)
     for j in range(begin, end):
         y, z = low_y + j // many_x, low_x + j % many_x
-        at = _offset(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
-        part = _product(x, w, n0, at, t, first, C1, PRECISION, NB, BN, BK)
+        at = first1 + _offset(y, z, t // KW, t % KW, W, C1, S, PY, PX, DY, DX)
+        part = _product(x, w, n0, at, t, first, G1, PRECISION, NB, BN, BK)
         total += part * g.load([n0, (y * OW + z) * C2 + first]).to(tl.float32)
     n, c2 = n0 + tl.arange(0, NB), first + tl.arange(0, BN)
-    there = (n < N)[:, None] & (c2 < C2)[None, :]
+    there = (n < N)[:, None] & (c2 < last)[None, :]
     tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total.to(ds.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def kernel_grad(
-    g, x, s, dw, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    g, x, s, dw, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, GROUPED: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -185,7 +226,9 @@ def kernel_grad(
     """∂K of one kernel position, NB samples at a time; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
     t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
-    first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
+    group, j2 = _tile(tl.program_id(0), G2, BP)
+    j1 = tl.program_id(1) * BC
+    first2, first1 = group * G2 + j2, group * G1 + j1
     total = tl.zeros((BP, BC), tl.float32)
     for n in range(0, N, NB):
         scale = s.load([n, t, first2]).reshape(NB, BP)
@@ -195,14 +238,14 @@ def kernel_grad(
             gradient, image = g.load([n, (y * OW + z) * C2 + first2]), x.load([n, at + first1])
             total = tl.dot((gradient * scale).to(image.dtype).T, image, total, input_precision=PRECISION)
             _finish(HOPPER)
-    c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
-    to = dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :]
-    tl.store(to, total.to(dw.dtype.element_ty), mask=(c2 < C2)[:, None] & (c1 < C1)[None, :])
+    rows, columns = tl.arange(0, BP), tl.arange(0, BC)
+    at, there = _weights(first2 + rows, j2 + rows, j1 + columns, t, C2, G1, G2, CG, OG, T, GROUPED)
+    tl.store(dw + split * C2 * T * CG + at, total.to(dw.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def input_grad(
-    g, w, s, dx, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr,
+    g, w, s, dx, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
@@ -210,12 +253,13 @@ def input_grad(
     """∂I, from the gradient scaled in registers."""
     # Only every S-th kernel position contributes to each of the S×S interleaved images.
     BM: tl.constexpr = NB * TH * TW
-    STEPS: tl.constexpr = (C2 + BK - 1) // BK
+    STEPS: tl.constexpr = (G2 + BK - 1) // BK
     a, e = tl.program_id(2) // S, tl.program_id(2) % S
     n0, y0, x0 = _box(tl.cdiv(H, S), tl.cdiv(W, S), NB, TH, TW)
     n, y, z = _rows(n0, y0, x0, NB, TH, TW)
-    first = tl.program_id(1) * BN
-    c1 = first + tl.arange(0, BN)
+    group, first = _tile(tl.program_id(1), G1, BN)
+    first2, last = group * G2, tl.minimum((group + 1) * G1, C1)
+    c1 = group * G1 + first + tl.arange(0, BN)
     low_y, low_x = (a + PY) % S, (e + PX) % S
     many_y, many_x = (KH - low_y + S - 1) // S, (KW - low_x + S - 1) // S
     if S == 1:  # skip those that fall outside completely
@@ -228,20 +272,22 @@ def input_grad(
         ky, kx = low_y + j // many_x * S, low_x + j % many_x * S
         # a + PY − ky·DY is a multiple of S; made positive before the division.
         oy, ox = y0 + (a + PY + (KH * S - ky) * DY) // S - KH * DY, x0 + (e + PX + (KW * S - kx) * DX) // S - KW * DX
-        rows = g.load([n0, oy, ox, c]).reshape(BM, BK)
-        scale = s.load([n0, ky * KW + kx, c]).reshape(NB, BK)  # one for all rows, or one for each
-        weight = w.load([c, ky * KW + kx, first]).reshape(BK, BN)
+        rows = g.load([n0, oy, ox, first2 + c]).reshape(BM, BK)
+        scale = s.load([n0, ky * KW + kx, first2 + c]).reshape(NB, BK)  # one for all rows, or one for each
+        if G2 < C2 and G2 % BK != 0:  # beyond are other weights, not zeros
+            scale = tl.where((c + tl.arange(0, BK) < G2)[None, :], scale, 0.0).to(scale.dtype)
+        weight = w.load([first2 + c, ky * KW + kx, first]).reshape(BK, BN)
         total = tl.dot((rows * scale).to(weight.dtype), weight, total, input_precision=PRECISION)
         _finish(HOPPER)
     y, z = y * S + a, z * S + e
     there = (n < N) & (y < H) & (z < W)
     to = dx + (((n * H + y) * W + z) * C1)[:, None] + c1[None, :]
-    tl.store(to, total.to(dx.dtype.element_ty), mask=there[:, None] & (c1 < C1)[None, :])
+    tl.store(to, total.to(dx.dtype.element_ty), mask=there[:, None] & (c1 < last)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def weight_grad(
-    g, x, w, s, dw, ds, N, OH, OW, C1: tl.constexpr, C2: tl.constexpr, SPLITS,
+    g, x, w, s, dw, ds, N, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, GROUPED: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -254,11 +300,15 @@ def weight_grad(
     T: tl.constexpr = KH * KW
     BK: tl.constexpr = TH * TW
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
-    first2, first1 = tl.program_id(0) * BP, tl.program_id(1) * BC
-    c2, c1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
-    row = c2 < C2
-    both = row[:, None] & (c1 < C1)[None, :]
-    weight = tl.load(w + (c2 * (T * C1) + t * C1)[:, None] + c1[None, :], mask=both, other=0.0)
+    group, first2 = _tile(tl.program_id(0), G2, BP)
+    first1 = tl.program_id(1) * BC
+    j2, j1 = first2 + tl.arange(0, BP), first1 + tl.arange(0, BC)
+    first2 += group * G2
+    first1 += group * G1
+    c2 = group * G2 + j2
+    row = (c2 < C2) & (j2 < G2)
+    at, there = _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T, GROUPED)
+    weight = tl.load(w + at, mask=there, other=0.0)
     dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
     across = tl.cdiv(OW, TW)
     begin, end = split * N // SPLITS, (split + 1) * N // SPLITS
@@ -276,4 +326,4 @@ def weight_grad(
             tl.store(to, tl.sum(part * weight.to(tl.float32), 1).to(ds.dtype.element_ty), mask=row)
             total += part * scale[:, None]
             part = tl.zeros((BP, BC), tl.float32)
-    tl.store(dw + ((split * C2 + c2) * T + t)[:, None] * C1 + c1[None, :], total.to(dw.dtype.element_ty), mask=both)
+    tl.store(dw + split * C2 * T * CG + at, total.to(dw.dtype.element_ty), mask=there)

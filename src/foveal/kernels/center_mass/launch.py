@@ -1,4 +1,4 @@
-"""Launch the Triton kernels of the center-mass, with the tiles that are fastest for a shape."""
+"""Launch the Triton kernels of the center-mass, with the tiles that suit a shape."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from foveal.kernels.center_mass import triton_kernels as kernels
 from foveal.kernels.support import on_its_device
-from foveal.kernels.tune import fastest
+from foveal.kernels.tune import Key, run
 
 LOG2E = 1.4426950408889634
 WIDEST = 256  # columns of q and k; a tile holds all of them
@@ -32,15 +32,22 @@ def supports(q: Tensor, k: Tensor) -> bool:
 
 
 def tiles(q: Tensor) -> list[tuple[int, ...]]:
-    """Candidate tiles for q: only small ones where its vectors need much memory."""
+    """Candidate tiles for q: only small ones where its vectors need much memory; those first that seem fastest."""
     large = q.dtype != torch.bfloat16 or q.shape[-1] > 128
-    return [tile for tile in TILES if tile[0] <= 64 or not large]
+    processors = torch.cuda.get_device_properties(q.device).multi_processor_count if q.is_cuda else 1
+
+    def cost(tile: tuple[int, ...]) -> float:
+        """Number of waves times a program's work; a tile is the faster, the more often it uses what it reads."""
+        rows, columns, *_ = tile
+        return triton.cdiv(len(q) * triton.cdiv(q.shape[1], rows), processors) * (rows + columns) / columns
+
+    return sorted((tile for tile in TILES if tile[0] <= 64 or not large), key=cost)
 
 
 def _run(kernel, inputs, outputs, rule: str, scale: float, *more: bool) -> None:
     """Launch ``kernel`` over B graphs of N entities; ``more`` are its own constants, the last one EXACT.
 
-    It runs with its fastest tile, or with the smallest one where it only covers graphs in doubt.
+    It runs with the tile chosen for its shape, or with the smallest one where it only covers graphs in doubt.
     """
     q, k, labels, target, table, owner, doubt, *rest = inputs
     graphs, count, width = q.shape
@@ -58,8 +65,8 @@ def _run(kernel, inputs, outputs, rule: str, scale: float, *more: bool) -> None:
 
     if more[-1] and not _always_exact(kernel, rule):
         return launch(TILES[-1])
-    key = (kernel.__name__, q.dtype, exact, q.device, rule, more, graphs, count, deep)
-    launch(fastest(key, lambda: tiles(q), launch, q.device))
+    shape = f"{q.dtype} {exact} {rule} {more} {count}x{deep}"
+    run(Key(f"center-mass {kernel.__name__}", shape, graphs, q.device), lambda: tiles(q), launch)
 
 
 def _always_exact(kernel: Any, rule: str) -> bool:

@@ -1,0 +1,128 @@
+"""Launch the Triton kernels of depthwise AW-convolution. What depends on the shape alone is prepared once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from foveal.kernels.aw import depthwise_kernels
+from foveal.kernels.aw.estimate import machine
+from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last
+from foveal.kernels.aw.tiles import Launch, box_within_sample, limit
+from foveal.kernels.prepared import Prepared
+from foveal.kernels.tune import Key, run
+
+MAP_TILES = ((64, 64, 4), (32, 64, 4), (16, 64, 2), (128, 32, 4), (64, 32, 4), (32, 32, 2), (32, 128, 4), (128, 64, 8))
+"""Positions and channels of a tile, and warps."""
+SUM_TILES = ((16, 64, 4), (32, 64, 8), (32, 32, 4), (16, 32, 4), (64, 32, 8))
+"""The same for the weight gradient."""
+START = 50  # a tile's constant cost, in values a thread
+
+
+def is_depthwise(geometry: Geometry) -> bool:
+    """Whether every output channel has one input channel of its own."""
+    return geometry.groups == geometry.c1 == geometry.c2
+
+
+class Plan:
+    """One shape of depthwise AW-convolution: its sizes, and its kernels, prepared when they are first used."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        g = self.geometry = geometry
+        self.forward_key, self.input_key, self.weight_key = (
+            Key(f"aw depthwise {kernel}", g.text, g.n, g.device) for kernel in ("forward", "input grad", "weight grad")
+        )
+        self.out_shape, self.in_shape = (g.n, g.oh, g.ow, g.c2), (g.n, g.h, g.w, g.c1)
+        self.sides = ceil_div(g.h, g.stride), ceil_div(g.w, g.stride)  # of one interleaved image
+        self.sizes = g.h, g.w, g.oh, g.ow
+        self.prepared: dict[object, Prepared] = {}
+
+    def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """O (N, C, H', W')."""
+        g, images, kernel, s = self.geometry, channels_last(x), weight.contiguous(), channels_last(scale)
+        out = images.new_empty(self.out_shape)
+
+        def launch(tile: Launch) -> None:
+            kind = "forward", tile, None if bias is None else bias.dtype
+            prepared = self.prepared.get(kind)
+            if prepared is None:
+                _, th, tw = tile.box
+                rest = *self.sizes, g.c1, *g.shape, bias is not None, th, tw, tile.columns
+                grid = tile.tiles(g.n, g.oh, g.ow), ceil_div(g.c1, tile.columns)
+                prepared = Prepared(depthwise_kernels.forward, grid, (None,) * 5, rest, tile.triton_options)
+                self.prepared[kind] = prepared
+            prepared(images, kernel, s, bias, out)
+
+        run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), launch)
+        return out.permute(0, 3, 1, 2)
+
+    def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
+        """∂I (N, C, H, W) from ∂O (N, H', W', C), weight (C, 1, h, w) and multiplier (N, h, w, C)."""
+        g, kernel, dx = self.geometry, weight.contiguous(), gradient.new_empty(self.in_shape)
+
+        def launch(tile: Launch) -> None:
+            prepared = self.prepared.get(("input", tile))
+            if prepared is None:
+                _, th, tw = tile.box
+                rest = *self.sizes, g.c1, *g.shape, th, tw, tile.columns
+                grid = tile.tiles(g.n, *self.sides), ceil_div(g.c1, tile.columns), g.stride**2
+                prepared = Prepared(depthwise_kernels.input_grad, grid, (None,) * 4, rest, tile.triton_options)
+                self.prepared["input", tile] = prepared
+            prepared(gradient, kernel, s, dx)
+
+        run(self.input_key, lambda: self.map_tiles(*self.sides), launch)
+        return dx.permute(0, 3, 1, 2)
+
+    def map_tiles(self, h: int, w: int) -> list[Launch]:
+        """Candidates for maps of h×w, those first that compute the fewest values that are not needed."""
+        g = self.geometry
+        sms = machine(g.dtype, g.exact, g.device).processors
+
+        def cost(tile: Launch) -> float:
+            programs = tile.tiles(g.n, h, w) * ceil_div(g.c1, tile.columns)
+            values = tile.box[1] * tile.box[2] * tile.columns / (32 * tile.warps)  # of a thread
+            resident = 32 // tile.warps
+            return ceil_div(programs, sms * resident) * (values + START / g.taps)
+
+        tiles = [
+            Launch(box_within_sample(rows, h, w), limit(columns, g.c1), 1, warps, 1) for rows, columns, warps in MAP_TILES
+        ]
+        return sorted(dict.fromkeys(tiles), key=cost)
+
+    def weights(self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """∂K and ∂s in the shapes of weight and multiplier, from ∂O and s in channels last."""
+        g, images, kernel = self.geometry, channels_last(x), weight.contiguous()
+
+        def launch(tile: Launch) -> tuple[Tensor, Tensor]:
+            ds = torch.empty_like(s)
+            kind = weight.dtype if tile.splits == 1 else torch.float32
+            dw = torch.empty(tile.splits, g.c1, g.kh, g.kw, 1, dtype=kind, device=s.device)
+            prepared = self.prepared.get(("weight", tile))
+            if prepared is None:
+                wide = triton.next_power_of_2(g.kw)
+                rest = g.n, *self.sizes, tile.splits, g.c1, *g.shape, wide, tile.box[2], tile.columns
+                grid = g.kh * tile.splits, ceil_div(g.c1, tile.columns)
+                prepared = Prepared(depthwise_kernels.weight_grad, grid, (None,) * 6, rest, tile.triton_options)
+                self.prepared["weight", tile] = prepared
+            prepared(gradient, images, kernel, s, dw, ds)
+            return dw[0] if len(dw) == 1 else dw.sum(0), ds
+
+        dw, ds = run(self.weight_key, self.sum_tiles, launch)
+        return dw.to(weight.dtype).permute(0, 3, 1, 2), ds.permute(0, 3, 1, 2)
+
+    def sum_tiles(self) -> list[Launch]:
+        """Candidates for the weight gradient, with as many parts of the batch as keep the GPU busy; best first."""
+        g = self.geometry
+        sms = machine(g.dtype, g.exact, g.device).processors
+
+        def tile(rows: int, columns: int, warps: int) -> Launch:
+            columns = limit(columns, g.c1)
+            splits = max(1, min(g.n, 4 * sms // (g.kh * ceil_div(g.c1, columns))))
+            return Launch((1, 1, rows), columns, 1, warps, 1, splits)
+
+        def waste(tile: Launch) -> float:
+            positions = ceil_div(g.oh * g.ow, tile.box[2]) * tile.box[2]
+            return positions * ceil_div(g.c1, tile.columns) * tile.columns
+
+        return sorted(dict.fromkeys(tile(*sizes) for sizes in SUM_TILES), key=waste)

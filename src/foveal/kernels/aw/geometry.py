@@ -1,0 +1,181 @@
+"""Sizes of an AW-convolution, and the layouts in which its kernels see tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+SUPER_GROUP = 64  # channels of a super-group, as far as possible: what fills a tile of the tensor cores
+
+
+def ceil_div(a: int, b: int) -> int:
+    """``a`` divided by ``b``, rounded up; ``triton.cdiv`` takes microseconds, and a launch needs many of them."""
+    return -(-a // b)
+
+
+def out_size(size: int, kernel: int, stride: int, padding: int, dilation: int) -> int:
+    """Side of a convolution's output."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def groups_together(c1: int, c2: int, groups: int, unit: int) -> int:
+    """How many groups a super-group has.
+
+    As many as fit into :data:`SUPER_GROUP` channels, such that it starts and ends at whole units, in which tensor
+    descriptors count; if none fit, the fewest.
+
+    >>> groups_together(128, 128, 32, 8), groups_together(888, 888, 37, 8), groups_together(512, 256, 1, 8)
+    (16, 2, 1)
+    """
+    wide = [k for k in range(1, groups + 1) if c1 // groups * k % unit == c2 // groups * k % unit == 0]
+    fitting = [k for k in wide if k * max(c1, c2) // groups <= SUPER_GROUP]
+    return fitting[-1] if fitting else wide[0]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of one convolution, its dtype and its device.
+
+    Attributes:
+        n, c1, h, w: of the input.
+        c2: output channels.
+        kh, kw: of the kernel.
+        stride: along both axes.
+        padding, dilation: along each.
+        groups: of the convolution.
+        dtype, device: of all tensors.
+        exact: whether float32 products are exact, not TF32.
+    """
+
+    n: int
+    c1: int
+    h: int
+    w: int
+    c2: int
+    kh: int
+    kw: int
+    stride: int
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    dtype: torch.dtype
+    device: torch.device
+    exact: bool
+
+    @classmethod
+    def of(
+        cls, x: Tensor, weight: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int], groups: int
+    ) -> Geometry:
+        """Of a convolution of x (N, C1, H, W) with weight (C2, C1/groups, h, w)."""
+        exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+        c2, _, kh, kw = weight.shape
+        pads, steps = (padding[0], padding[1]), (dilation[0], dilation[1])
+        return cls(*x.shape, c2, kh, kw, stride, pads, steps, groups, x.dtype, x.device, exact)
+
+    @cached_property
+    def oh(self) -> int:
+        """Height of the output."""
+        return out_size(self.h, self.kh, self.stride, self.padding[0], self.dilation[0])
+
+    @cached_property
+    def ow(self) -> int:
+        """Width of the output."""
+        return out_size(self.w, self.kw, self.stride, self.padding[1], self.dilation[1])
+
+    @cached_property
+    def taps(self) -> int:
+        """Number of kernel positions."""
+        return self.kh * self.kw
+
+    @cached_property
+    def together(self) -> int:
+        """Number of groups of a super-group."""
+        return groups_together(self.c1, self.c2, self.groups, 16 // self.dtype.itemsize)
+
+    @cached_property
+    def super_groups(self) -> int:
+        """Number of super-groups; the last one may be incomplete."""
+        return ceil_div(self.groups, self.together)
+
+    @cached_property
+    def group(self) -> tuple[int, int]:
+        """Input and output channels of a group."""
+        return self.c1 // self.groups, self.c2 // self.groups
+
+    @cached_property
+    def wide(self) -> tuple[int, int]:
+        """Input and output channels of a super-group."""
+        return self.group[0] * self.together, self.group[1] * self.together
+
+    @cached_property
+    def precision(self) -> str:
+        """Triton's name for the precision of products."""
+        return "ieee" if self.exact else "tf32"
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """What all kernels are compiled for: stride, padding, dilation and size of the kernel."""
+        return self.stride, *self.padding, *self.dilation, self.kh, self.kw
+
+    @cached_property
+    def text(self) -> str:
+        """All but batch size and device, as a table of launches names it."""
+        dtype = str(self.dtype).removeprefix("torch.") + ("" if self.dtype != torch.float32 else f" {self.precision}")
+        sizes = f"{self.c1}x{self.h}x{self.w} to {self.c2}, {self.kh}x{self.kw}, groups {self.groups}"
+        return f"{dtype} {sizes}, stride {self.stride}, padding {self.padding}, dilation {self.dilation}"
+
+    @cached_property
+    def inside(self) -> int:
+        """Number of pairs of an output and a kernel position that fall on the input, of all taps·H'·W'."""
+        pairs = 1
+        for axis, (size, out, kernel) in enumerate(((self.h, self.oh, self.kh), (self.w, self.ow, self.kw))):
+            at = (o * self.stride + k * self.dilation[axis] - self.padding[axis] for o in range(out) for k in range(kernel))
+            pairs *= sum(0 <= position < size for position in at)
+        return pairs
+
+    def packed(self, weight: Tensor) -> Tensor:
+        """Weights (C2, C1/groups, h, w) as (C2 or more, h·w, G1), block-diagonal within every super-group."""
+        by_position = channels_last(weight)
+        if self.groups == 1:
+            return by_position
+        (into, out), k = self.group, self.together
+        full, rest = divmod(self.groups, k)
+        packed = weight.new_zeros(self.super_groups, k, out, self.taps, k, into)
+        blocks = packed.diagonal(0, 1, 4)  # (super-groups, out, h·w, into, k)
+        source = by_position.view(self.groups, out, self.taps, into)
+        if full:
+            blocks[:full].copy_(source[: full * k].view(full, k, out, self.taps, into).permute(0, 2, 3, 4, 1))
+        if rest:
+            blocks[full, ..., :rest].copy_(source[full * k :].permute(1, 2, 3, 0))
+        return packed
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
+    x = x.permute(0, 2, 3, 1).contiguous()
+    # PyTorch ignores the stride of an axis of size one; a tensor descriptor does not.
+    return x.view(-1).view(x.shape) if 1 in x.shape else x
+
+
+def padded(x: Tensor, h: int, w: int) -> Tensor:
+    """Contiguous (N, H, W, C), padded with zeros to (N, h, w, C)."""
+    down, right = h - x.shape[1], w - x.shape[2]
+    return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
+
+
+def interleaved(n: int, h: int, w: int, c: int, stride: int, block: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """View of contiguous (N, H, W, C) as (N, H/S, S, W/S, S·C); H and W multiples of S."""
+    shape = [n, h // stride, stride, w // stride, stride * c]
+    return shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block
+
+
+def contiguous(shape: Sequence[int], block: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """View of a contiguous tensor in ``shape``."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return list(shape), strides, block
