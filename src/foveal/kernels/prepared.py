@@ -39,8 +39,8 @@ class Prepared:
         rest: Sequence[Any],
         options: Mapping[str, int],
     ) -> None:
-        self.launch = kernel[(*grid, 1, 1)[:3]]
-        self.grid, self.views, self.rest, self.options = (*grid, 1, 1)[:3], views, tuple(rest), options
+        self.kernel, self.grid, self.views = kernel, (*grid, 1, 1)[:3], views
+        self.rest, self.options = tuple(rest), options
         self.again: Callable[..., Any] | None = None
         self.descriptors: list[TensorDescriptor | None] = []
 
@@ -61,7 +61,7 @@ class Prepared:
             for tensor, view in zip(tensors, self.views, strict=True)
         ]
         arguments = (tensor if wrapped is None else wrapped for tensor, wrapped in zip(tensors, descriptors, strict=True))
-        compiled = self.launch(*arguments, *self.rest, **self.options)
+        compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
         if DIRECT and aligned:
             self.descriptors = [None if item is None else rebased(item, None) for item in descriptors]
             self.again = compiled_launch(compiled, self.grid)

@@ -40,7 +40,7 @@ class Plan:
 
     def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """O (N, C, H', W')."""
-        g, images, kernel, s = self.geometry, channels_last(x), weight.contiguous(), channels_last(scale)
+        g, images, kernels = self.geometry, channels_last(x), _kernels(weight, channels_last(scale))
         out = images.new_empty(self.out_shape)
 
         def launch(tile: Launch) -> None:
@@ -50,16 +50,16 @@ class Plan:
                 _, th, tw = tile.box
                 rest = *self.sizes, g.c1, *g.shape, bias is not None, th, tw, tile.columns
                 grid = tile.tiles(g.n, g.oh, g.ow), ceil_div(g.c1, tile.columns)
-                prepared = Prepared(depthwise_kernels.forward, grid, (None,) * 5, rest, tile.triton_options)
+                prepared = Prepared(depthwise_kernels.forward, grid, (None,) * 4, rest, tile.triton_options)
                 self.prepared[kind] = prepared
-            prepared(images, kernel, s, bias, out)
+            prepared(images, kernels, bias, out)
 
         run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), launch)
         return out.permute(0, 3, 1, 2)
 
     def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
         """∂I (N, C, H, W) from ∂O (N, H', W', C), weight (C, 1, h, w) and multiplier (N, h, w, C)."""
-        g, kernel, dx = self.geometry, weight.contiguous(), gradient.new_empty(self.in_shape)
+        g, kernels, dx = self.geometry, _kernels(weight, s), gradient.new_empty(self.in_shape)
 
         def launch(tile: Launch) -> None:
             prepared = self.prepared.get(("input", tile))
@@ -67,9 +67,9 @@ class Plan:
                 _, th, tw = tile.box
                 rest = *self.sizes, g.c1, *g.shape, th, tw, tile.columns
                 grid = tile.tiles(g.n, *self.sides), ceil_div(g.c1, tile.columns), g.stride**2
-                prepared = Prepared(depthwise_kernels.input_grad, grid, (None,) * 4, rest, tile.triton_options)
+                prepared = Prepared(depthwise_kernels.input_grad, grid, (None,) * 3, rest, tile.triton_options)
                 self.prepared["input", tile] = prepared
-            prepared(gradient, kernel, s, dx)
+            prepared(gradient, kernels, dx)
 
         run(self.input_key, lambda: self.map_tiles(*self.sides), launch)
         return dx.permute(0, 3, 1, 2)
@@ -126,3 +126,8 @@ class Plan:
             return positions * ceil_div(g.c1, tile.columns) * tile.columns
 
         return sorted(dict.fromkeys(tile(*sizes) for sizes in SUM_TILES), key=waste)
+
+
+def _kernels(weight: Tensor, s: Tensor) -> Tensor:
+    """The samples' own kernels (N, h, w, C), from weight (C, 1, h, w) and multiplier (N, h, w, C)."""
+    return s * weight.permute(1, 2, 3, 0)

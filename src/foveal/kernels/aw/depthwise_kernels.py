@@ -1,8 +1,9 @@
 """Depthwise AW-convolution fused: O[n,y,x,c] = Σ_t s[n,t,c] · K[c,t] · I[n,y',x',c], one input channel an output channel.
 
 These are limited by memory and by loads, not by products: every map is read once from memory, and again only from the
-caches. All maps are channels last, (N, H, W, C); weights are (C, T), multipliers (N, T, C) with T kernel positions. A
-tile is a box of TH rows and TW columns of one sample, by BC channels. A stride above 1 comes without dilation.
+caches. All maps are channels last, (N, H, W, C); weights are (C, T), multipliers (N, T, C) with T kernel positions, and
+so are the samples' own kernels s ⊙ K, which are small here. A tile is a box of TH rows and TW columns of one sample, by
+BC channels. A stride above 1 comes without dilation.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -23,16 +24,14 @@ def _load(x, n, y, z, c, H, W, C, there):
 
 
 @triton.jit
-def _scaled_weight(w, s, n, t, c, C, T: tl.constexpr, there):
-    """s[n,t,c] · K[c,t] of channels c, as a row."""
-    there = there & (c < C)
-    scale = tl.load(s + (n * T + t) * C + c, mask=there, other=0.0).to(tl.float32)
-    return (scale * tl.load(w + c * T + t, mask=there, other=0.0).to(tl.float32))[None, :]
+def _kernel(k, n, t, c, C, T: tl.constexpr):
+    """Kernel of a sample (N, T, C) at position t and channels c, as a row."""
+    return tl.load(k + (n * T + t) * C + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit(do_not_specialize=SIZES)
 def forward(
-    x, w, s, b, o, H, W, OH, OW, C,
+    x, k, b, o, H, W, OH, OW, C,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -45,7 +44,7 @@ def forward(
     for ky in range(KH):
         for kx in tl.static_range(KW):  # unrolled: many loads on their way at a time
             image = _load(x, n, y * S + ky * DY - PY, z * S + kx * DX - PX, c, H, W, C, inside)
-            total += image * _scaled_weight(w, s, n0, ky * KW + kx, c, C, KH * KW, True)
+            total += image * _kernel(k, n0, ky * KW + kx, c, C, KH * KW)
     if BIAS:
         total += tl.load(b + c, mask=c < C, other=0.0).to(tl.float32)[None, :]
     to = o + (((n * OH + y) * OW + z) * C)[:, None] + c[None, :]
@@ -54,7 +53,7 @@ def forward(
 
 @triton.jit(do_not_specialize=SIZES)
 def input_grad(
-    g, w, s, dx, H, W, OH, OW, C,
+    g, k, dx, H, W, OH, OW, C,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -72,8 +71,8 @@ def input_grad(
             # Multiples of S, made positive before the division.
             oy = (y + PY + (KH * S - ky) * DY) // S - KH * DY
             ox = (z + PX + (2 * KW * S - kx) * DX) // S - 2 * KW * DX
-            gradient = _load(g, n, oy, ox, c, OH, OW, C, inside & (kx < KW))
-            total += gradient * _scaled_weight(w, s, n0, ky * KW + kx, c, C, KH * KW, kx < KW)
+            gradient = _load(g, n, oy, ox, c, OH, OW, C, inside & (kx + tl.zeros_like(z) < KW))
+            total += gradient * _kernel(k, n0, ky * KW + tl.minimum(kx, KW - 1), c, C, KH * KW)
     to = dx + (((n * H + y) * W + z) * C)[:, None] + c[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=inside[:, None] & (c < C)[None, :])
 
