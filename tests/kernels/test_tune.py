@@ -1,10 +1,12 @@
 """Choosing among launches, and launching on the right GPU; the GPU is a pretended one."""
 
+import json
 import threading
 from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from foveal.kernels import support, tune
 
@@ -16,66 +18,115 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
+    monkeypatch.setattr(tune, "capability", lambda device: (9, 0))
     monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path))
+    monkeypatch.setattr(tune, "SHIPPED", tmp_path / "shipped.json")
     monkeypatch.setattr(tune, "_milliseconds", lambda launch: launch())
     monkeypatch.setattr(tune, "_chosen", {})
-    return torch.device("cuda", 0)
+    tune._choices.cache_clear()
+    yield torch.device("cuda", 0)
+    tune._choices.cache_clear()
 
 
-def test_the_fastest_is_measured_once_for_a_key(gpu):
-    listed = []
-
-    def candidates():
-        listed.append(None)
-        return [3.0, 1.0, 2.0]
-
-    assert [tune.fastest("a", candidates, float, gpu) for _ in range(3)] == [1.0] * 3
-    assert len(listed) == 1
-    assert tune.fastest("b", lambda: [5.0], float, gpu) == 5.0
-
-
-def measured(monkeypatch, gpu, candidates=(3.0, 1.0, 2.0), key="a"):
-    """What another process would choose, and how many candidates it would try."""
+def launched(monkeypatch, gpu, candidates=(3.0, 1.0, 2.0), kernel="a", shape="64x7x7", batch=16, unfit=()):
+    """What another process would choose, and how many candidates it would launch; a launch takes that long."""
     tried = []
     monkeypatch.setattr(tune, "_chosen", {})
-    return tune.fastest(key, lambda: list(candidates), lambda c: tried.append(c) or c, gpu), len(set(tried))
+
+    def launch(candidate):
+        tried.append(candidate)
+        if candidate in unfit:
+            raise OutOfResources(2, 1, "shared memory")
+        return candidate
+
+    return tune.run(tune.Key(kernel, shape, batch, gpu), lambda: list(candidates), launch), len(set(tried))
 
 
-def test_choices_are_remembered(gpu, monkeypatch, tmp_path):
-    assert measured(monkeypatch, gpu) == (1.0, 3)
-    assert measured(monkeypatch, gpu) == (1.0, 0)
-    assert measured(monkeypatch, gpu, (5.0, 4.0)) == (4.0, 2)  # other candidates
-    assert measured(monkeypatch, gpu, key="b") == (1.0, 3)
+def test_nothing_is_measured_unless_asked(gpu, monkeypatch, tmp_path):
+    assert launched(monkeypatch, gpu) == (3.0, 1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_candidates_that_do_not_fit_are_skipped(gpu, monkeypatch):
+    assert launched(monkeypatch, gpu, unfit=[3.0]) == (1.0, 2)
+    with pytest.raises(RuntimeError, match=r"no launch of a \(64x7x7, batch 16\) fits some GPU"):
+        launched(monkeypatch, gpu, unfit=[1.0, 2.0, 3.0])
+
+
+def test_candidates_are_listed_once(gpu):
+    listed = []
+    key = tune.Key("a", "b", 1, gpu)
+    for _ in range(3):
+        assert tune.run(key, lambda: listed.append(None) or [3.0, 1.0], float) == 3.0
+    assert len(listed) == 1
+
+
+def test_a_search_finds_the_fastest_and_remembers_it(gpu, monkeypatch, tmp_path):
+    assert launched(monkeypatch, gpu) == (3.0, 1)
+    with tune.searching() as search:
+        assert launched(monkeypatch, gpu, unfit=[4.0], candidates=(3.0, 1.0, 4.0)) == (1.0, 3)
+    assert list(search.times.values()) == [(3.0, 1.0)]
+    tune.write_table(tune.user_table(), search.table)
+    assert launched(monkeypatch, gpu) == (1.0, 1)
+    assert launched(monkeypatch, gpu, kernel="b") == (3.0, 1)
+    assert launched(monkeypatch, gpu, shape="64x8x8") == (3.0, 1)
+    assert launched(monkeypatch, gpu, candidates=(3.0, 2.0)) == (3.0, 1)  # it is no candidate any more
+    assert launched(monkeypatch, gpu, unfit=[1.0]) == (3.0, 2)
+
+
+def test_a_table_is_for_a_gpu_and_its_relatives(gpu, monkeypatch):
+    with tune.searching() as search:
+        launched(monkeypatch, gpu)
+    tune.write_table(tune.SHIPPED, search.table)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
-    assert measured(monkeypatch, gpu) == (1.0, 3)
-    assert len(list((tmp_path / "launches").iterdir())) == 4
+    assert launched(monkeypatch, gpu) == (1.0, 1)
+    monkeypatch.setattr(tune, "capability", lambda device: (8, 0))
+    assert launched(monkeypatch, gpu) == (3.0, 1)
 
 
-@pytest.mark.parametrize("damage", ["", "x", "99", "\x00"])
-def test_a_damaged_choice_is_made_again(gpu, monkeypatch, tmp_path, damage):
-    measured(monkeypatch, gpu)
-    (file,) = (tmp_path / "launches").iterdir()
-    file.write_text(damage)
-    assert measured(monkeypatch, gpu) == (1.0, 3)
-    assert measured(monkeypatch, gpu) == (1.0, 0)
+def test_similar_batches_share_a_choice(gpu, monkeypatch):
+    for batch, candidates in ((16, (3.0, 1.0, 2.0)), (64, (3.0, 2.0))):
+        with tune.searching() as search:
+            launched(monkeypatch, gpu, candidates, batch=batch)
+        tune.write_table(tune.SHIPPED, search.table)
+    expected = {4: 3.0, 8: 1.0, 16: 1.0, 24: 1.0, 40: 2.0, 64: 2.0, 128: 2.0, 256: 3.0}
+    assert {batch: launched(monkeypatch, gpu, batch=batch)[0] for batch in expected} == expected
 
 
-def test_without_a_place_to_remember_it_is_measured_every_time(gpu, monkeypatch, tmp_path):
-    (tmp_path / "launches").write_text("in the way")
-    assert [measured(monkeypatch, gpu) for _ in range(2)] == [(1.0, 3)] * 2
+def test_what_the_user_measured_comes_first(gpu, monkeypatch):
+    for path, candidates in ((tune.SHIPPED, (3.0, 2.0)), (tune.user_table(), (3.0, 1.0))):
+        with tune.searching() as search:
+            launched(monkeypatch, gpu, candidates)
+        tune.write_table(path, search.table)
+    assert launched(monkeypatch, gpu) == (1.0, 1)
+    assert launched(monkeypatch, gpu, unfit=[1.0]) == (2.0, 2)
 
 
-def test_while_a_graph_is_recorded_only_what_is_known_is_used(gpu, monkeypatch):
+@pytest.mark.parametrize(
+    "damage", ["", "x", "[]", "{}", '{"some GPU": 1}', '{"some GPU": {"choices": {"a 64x7x7": 1}}}']
+)
+def test_a_damaged_table_is_ignored(gpu, monkeypatch, damage):
+    tune.user_table().write_text(damage)
+    assert launched(monkeypatch, gpu) == (3.0, 1)
+
+
+def test_the_table_of_the_package_is_sound():
+    """Every entry would be used."""
+    table = json.loads(tune.SHIPPED.read_text(encoding="utf-8"))
+    assert tune._read_table(tune.SHIPPED) == table
+
+
+def test_nothing_is_measured_while_a_graph_is_recorded(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert measured(monkeypatch, gpu) == (3.0, 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    measured(monkeypatch, gpu)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert measured(monkeypatch, gpu) == (1.0, 0)
+    with tune.searching() as search:
+        assert launched(monkeypatch, gpu) == (3.0, 1)
+    assert not search.table
 
 
 def test_without_a_gpu_the_first_is_taken():
-    assert tune.fastest("c", lambda: [3.0, 1.0], float, torch.device("cpu")) == 3.0
+    key = tune.Key("c", "d", 1, torch.device("cpu"))
+    assert tune.run(key, lambda: [3.0, 1.0], float) == 3.0
+    assert key not in tune._chosen
 
 
 def test_candidates_that_choose_themselves_run_one_by_one(gpu):
@@ -86,12 +137,13 @@ def test_candidates_that_choose_themselves_run_one_by_one(gpu):
         with lock:
             running.add(candidate)
             most.append(len(running))
-        tune.fastest(("inner", candidate), lambda: [1.0, 2.0], float, gpu, threads=1)
+        tune.run(tune.Key("inner", str(candidate), 1, gpu), lambda: [1.0, 2.0], float, threads=1)
         with lock:
             running.discard(candidate)
         return candidate
 
-    assert tune.fastest("outer", lambda: [2.0, 1.0, 3.0], launch, gpu, threads=1) == 1.0
+    with tune.searching():
+        assert tune.run(tune.Key("outer", "", 1, gpu), lambda: [2.0, 1.0, 3.0], launch, threads=1) == 1.0
     assert max(most) == 1
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ Table = dict[str, dict[str, Any]]
 SHIPPED = Path(__file__).parent / "launches.json"
 BENCH_MS = 2  # milliseconds of launches in the CUDA graph that times a candidate
 _chosen: dict[Key, Any] = {}
-_measured: Table | None = None  # what the running search found; None if there is none
+_running: Search | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,19 @@ class Key:
     shape: str
     batch: int
     device: torch.device
+
+
+@dataclass
+class Search:
+    """What a search found.
+
+    Attributes:
+        table: the fastest candidates, to be written by :func:`write_table`.
+        times: for every key, milliseconds of the candidate that would have been used without it, and of the fastest.
+    """
+
+    table: Table = field(default_factory=dict)
+    times: dict[Key, tuple[float, float]] = field(default_factory=dict)
 
 
 def run(key: Key, candidates: Callable[[], Sequence[C]], launch: Callable[[C], R], threads: int = 8) -> R:
@@ -59,11 +72,10 @@ def _first_run(key: Key, options: Sequence[C], launch: Callable[[C], R], threads
         return launch(options[0])
     from triton.runtime.errors import OutOfResources
 
-    if _measured is not None and not torch.cuda.is_current_stream_capturing():
-        options = [_search(key, options, launch, threads)]
-    else:
-        known = _from_tables(key, options)
-        options = [*known, *(option for option in options if option not in known)]
+    known = _from_tables(key, options)
+    options = [*known, *(option for option in options if option not in known)]
+    if _running is not None and not torch.cuda.is_current_stream_capturing():
+        options = [_search(key, options, launch, threads, _running)]
     for option in options:
         try:
             result = launch(option)
@@ -71,7 +83,7 @@ def _first_run(key: Key, options: Sequence[C], launch: Callable[[C], R], threads
             continue
         _chosen[key] = option
         return result
-    raise RuntimeError(f"no launch of {key.kernel} ({key.shape}, batch {key.batch}) fits {_gpu(key.device)}")
+    raise RuntimeError(_nothing_fits(key))
 
 
 # Tables -----------------------------------------------------------------------------------------------------------
@@ -129,28 +141,32 @@ def write_table(path: Path, measured: Table) -> None:
 
 
 @contextlib.contextmanager
-def searching() -> Iterator[Table]:
+def searching() -> Iterator[Search]:
     """Inside, every kernel measures its candidates at every new shape; yields what is found. Not thread-safe."""
-    global _measured
-    before, _measured = _measured, {}
+    global _running
+    before, _running = _running, Search()
     _chosen.clear()
     try:
-        yield _measured
+        yield _running
     finally:
-        _measured = before
+        _running = before
 
 
-def _search(key: Key, options: Sequence[C], launch: Callable[[C], object], threads: int) -> C:
+def _search(key: Key, options: Sequence[C], launch: Callable[[C], object], threads: int, search: Search) -> C:
     """The fastest candidate; those that do not fit the device are skipped."""
     compiled = _compile(options, launch, key.device, threads)
     if not compiled:
-        raise RuntimeError(f"no launch of {key.kernel} ({key.shape}, batch {key.batch}) fits {_gpu(key.device)}")
-    times = [(_milliseconds(partial(launch, option)), option) for option in compiled]
-    choice = min(times, key=lambda pair: pair[0])[1]
-    assert _measured is not None
-    entry = _measured.setdefault(_gpu(key.device), {"capability": list(capability(key.device)), "choices": {}})
-    entry["choices"].setdefault(f"{key.kernel} {key.shape}", {})[str(key.batch)] = str(choice)
+        raise RuntimeError(_nothing_fits(key))
+    times = [_milliseconds(partial(launch, option)) for option in compiled]
+    choice = compiled[times.index(min(times))]
+    search.times[key] = times[0], min(times)
+    gpu = search.table.setdefault(_gpu(key.device), {"capability": list(capability(key.device)), "choices": {}})
+    gpu["choices"].setdefault(f"{key.kernel} {key.shape}", {})[str(key.batch)] = str(choice)
     return choice
+
+
+def _nothing_fits(key: Key) -> str:
+    return f"no launch of {key.kernel} ({key.shape}, batch {key.batch}) fits {_gpu(key.device)}"
 
 
 def _gpu(device: torch.device) -> str:

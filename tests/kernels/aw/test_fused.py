@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.kernels.aw import launch
-from foveal.kernels.aw.fused import aw_conv2d, fused_conv
+from foveal.kernels.aw import fused, geometry, launch, weight_grad
+from foveal.kernels.aw.fused import aw_conv2d, fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample
-from foveal.kernels.aw.tiles import Launch, box_within_sample
+from foveal.kernels.aw.tiles import Launch
 
 cuda = torch.cuda.is_available()
 slow = pytest.mark.slow
@@ -27,12 +27,13 @@ def use(form, monkeypatch):
     across = form == "one position of many"
     tiles = [Launch(TILES[form], 16, 16, 4, 1)]
     monkeypatch.setattr(launch, "launches_within", lambda *shape: [] if across else tiles)
-    monkeypatch.setattr(launch, "launches_across", lambda *shape: tiles if across else [])
+    for module in (launch, weight_grad):
+        monkeypatch.setattr(module, "launches_across", lambda *shape: tiles if across else [])
     for name in ("WITHIN_TILES", "ACROSS_TILES"):
-        monkeypatch.setattr(launch, name, ((16, 16, 16, 4, 1),))
-    ways = {"one sample": "within", "rows of one sample": "flat", "one position of many": "across"}
-    monkeypatch.setattr(launch._Gradients, "forms", lambda self: [ways[form]])
-    monkeypatch.setattr(launch._Gradients, "_splits", lambda self, size: [2])
+        monkeypatch.setattr(weight_grad, name, ((16, 16, 16, 4, 1),))
+    forms = {"one sample": "within", "rows of one sample": "flat", "one position of many": "across"}
+    monkeypatch.setattr(weight_grad.WeightGradients, "forms", lambda self: [forms[form]])
+    monkeypatch.setattr(weight_grad.WeightGradients, "_splits", lambda self, size: [2])
 
 
 @pytest.fixture(params=TILES)
@@ -47,12 +48,29 @@ def one_tile(monkeypatch):
     use("one sample", monkeypatch)
 
 
-def inputs(size, kernel, dtype=torch.float32):
+def inputs(size, kernel, dtype=torch.float32, *, n=3, c1=8, c2=24, groups=1):
     torch.manual_seed(0)
-    x, weight = torch.randn(3, 8, *size), torch.randn(24, 8, kernel, kernel) / 10
-    scale, bias = torch.rand(3, 24, kernel, kernel) + 0.5, torch.randn(24)
+    x, weight = torch.randn(n, c1, *size), torch.randn(c2, c1 // groups, kernel, kernel) / 10
+    scale, bias = torch.rand(n, c2, kernel, kernel) + 0.5, torch.randn(c2)
     device = "cuda" if cuda else "cpu"
     return [t.to(device, dtype).requires_grad_() for t in (x, weight, scale, bias)]
+
+
+def assert_equals_the_plain_form(form, leaves, stride, padding, dilation, groups=1):
+    """Value and all gradients."""
+    x, weight, scale, bias = leaves
+    options = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
+    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **options, groups=groups)
+    ours = form(x, weight, scale, bias, *options.values(), groups)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+    g = torch.randn_like(plain)
+    for name, actual, expected in zip(
+        ("x", "weight", "scale", "bias"),
+        torch.autograd.grad(ours, leaves, g),
+        torch.autograd.grad(plain, leaves, g),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize(
@@ -65,31 +83,95 @@ def inputs(size, kernel, dtype=torch.float32):
 )
 def test_equals_the_plain_form(case, form, tile):
     size, stride, padding, dilation, kernel = CASES[case]
-    leaves = inputs(size, kernel)
-    x, weight, scale, bias = leaves
-    options = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
-    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **options, groups=1)
-    fused = form(x, weight, scale, bias, *options.values())
-    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
-    g = torch.randn_like(plain)
-    for name, ours, theirs in zip(
-        ("x", "weight", "scale", "bias"),
-        torch.autograd.grad(fused, leaves, g),
-        torch.autograd.grad(plain, leaves, g),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+    assert_equals_the_plain_form(form, inputs(size, kernel), stride, padding, dilation)
+
+
+# Channels, groups, and the width of super-groups: two of two groups each; the last one incomplete and wider than a tile;
+# one output channel a group; groups of a width that is no whole unit; more input than output channels.
+GROUPS = {
+    "super-groups": (24, 24, 4, 12),
+    "incomplete": (36, 36, 6, 24),
+    "several outputs of an input": (8, 16, 8, 8),
+    "narrow": (12, 4, 2, 64),
+    "wide": (40, 40, 2, 8),
+}
+
+
+@pytest.fixture
+def super_groups(monkeypatch):
+    """Sets the width of super-groups; plans made for another width are forgotten."""
+
+    def use_width(width):
+        launch._plan.cache_clear()
+        monkeypatch.setattr(geometry, "SUPER_GROUP", width)
+
+    yield use_width
+    launch._plan.cache_clear()
+
+
+@pytest.mark.parametrize("groups", [pytest.param(g, marks=() if g == "super-groups" else slow) for g in GROUPS])
+def test_groups_equal_the_plain_form(groups, tile, super_groups):
+    c1, c2, many, width = GROUPS[groups]
+    super_groups(width)
+    leaves = inputs((2, 2), 3, n=2, c1=c1, c2=c2, groups=many)
+    assert_equals_the_plain_form(fused_conv, leaves, 1, (1, 1), (1, 1), many)
+
+
+@slow
+def test_groups_with_stride_equal_the_plain_form(tile, super_groups):
+    super_groups(12)
+    leaves = inputs((5, 3), 3, n=1, c1=24, c2=24, groups=4)
+    assert_equals_the_plain_form(fused_conv, leaves, 2, (1, 1), (1, 1), 4)
+
+
+@pytest.mark.parametrize(
+    ("c1", "c2", "groups", "unit", "expected"),
+    [
+        (128, 128, 32, 8, (64, 64)),  # ResNeXt
+        (1024, 1024, 32, 8, (64, 64)),
+        (888, 888, 37, 8, (48, 48)),  # RegNetY
+        (512, 256, 1, 8, (512, 256)),
+        (256, 256, 2, 8, (128, 128)),
+        (24, 24, 4, 8, (24, 24)),
+        (64, 128, 64, 8, (32, 64)),
+        (72, 72, 8, 8, (72, 72)),  # a unit is eight groups of nine
+    ],
+)
+def test_groups_are_joined_into_whole_units(c1, c2, groups, unit, expected):
+    together = geometry.groups_together(c1, c2, groups, unit)
+    assert (c1 // groups * together, c2 // groups * together) == expected
+
+
+# Size, kernel, stride, padding and dilation.
+DEPTHWISE = {
+    "stride, odd size": ((5, 4), 3, 2, (1, 1), (1, 1)),
+    "same": ((4, 5), 3, 1, (1, 1), (1, 1)),
+    "5×5, stride": ((7, 6), 5, 2, (2, 2), (1, 1)),
+    "7×7": ((6, 7), 7, 1, (3, 3), (1, 1)),
+    "dilation": ((6, 7), 3, 1, (2, 1), (2, 1)),
+    "no padding": ((4, 6), 3, 2, (0, 0), (1, 1)),
+    "much padding": ((2, 3), 3, 1, (3, 2), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("channels", [5, pytest.param(20, marks=slow)])
+@pytest.mark.parametrize("case", [pytest.param(c, marks=() if c == "stride, odd size" else slow) for c in DEPTHWISE])
+def test_depthwise_equals_the_plain_form(case, channels):
+    size, kernel, *options = DEPTHWISE[case]
+    leaves = inputs(size, kernel, n=2, c1=channels, c2=channels, groups=channels)
+    assert_equals_the_plain_form(fused_conv, leaves, *options, channels)
 
 
 # The interpreter computes in NumPy, which has no bfloat16.
 @slow
 @pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if cuda else [])])
-def test_half_precision(dtype, tile):
-    leaves = inputs((4, 3), 3)
+@pytest.mark.parametrize("groups", [1, 4, 24])
+def test_half_precision(dtype, groups, tile):
+    leaves = inputs((4, 3), 3, c1=24, groups=groups)
     options = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1)}
-    plain = conv_by_taps(*leaves, **options, groups=1)
+    plain = conv_by_taps(*leaves, **options, groups=groups)
     halves = [t.detach().to(dtype).requires_grad_() for t in leaves]
-    fused = aw_conv2d(*halves, *options.values())
+    fused = aw_conv2d(*halves, *options.values(), groups)
     assert fused.dtype == dtype
     g = torch.randn_like(plain)
     got, want = torch.autograd.grad(fused, halves, g.to(dtype)), torch.autograd.grad(plain, leaves, g)
@@ -129,18 +211,20 @@ def test_who_looks_at_operators_sees_one(one_tile):
     "needed",
     [pytest.param(("x",), marks=slow), pytest.param(("weight", "scale"), marks=slow), ("x", "weight", "scale", "bias")],
 )
-@pytest.mark.parametrize("form", ["direct", "products"])
-def test_second_derivatives_are_those_of_the_plain_form(form, needed, one_tile):
+@pytest.mark.parametrize(
+    ("form", "groups"), [("direct", 1), ("products", 1), pytest.param("direct", 2, marks=slow), ("direct", 8)]
+)
+def test_second_derivatives_are_those_of_the_plain_form(form, groups, needed, one_tile):
     """Of a gradient that does not depend on the output, too."""
     options = {"stride": (2, 2), "padding": (1, 1), "dilation": (1, 1)}
     forms = {
-        "plain": lambda *arguments: conv_by_taps(*arguments, **options, groups=1),
-        "direct": lambda *arguments: fused_conv(*arguments, *options.values()),
+        "plain": lambda *arguments: conv_by_taps(*arguments, **options, groups=groups),
+        "direct": lambda *arguments: fused_conv(*arguments, *options.values(), groups),
         "products": lambda *arguments: conv_by_products(*arguments, **options, groups=1),
     }
-    actual = {}
+    actual, c2 = {}, 8 if groups == 8 else 24
     for name in ("plain", form):
-        leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((5, 4), 3), strict=True))
+        leaves = dict(zip(("x", "weight", "scale", "bias"), inputs((5, 4), 3, c2=c2, groups=groups), strict=True))
         for leaf in leaves:
             leaves[leaf].requires_grad_(leaf in needed)
         out, chosen = forms[name](*leaves.values()), [leaves[leaf] for leaf in needed]
@@ -194,20 +278,12 @@ def test_a_backward_that_is_counted_alone(one_tile):
     assert count.get_total_flops() == 2 * 2 * 3 * 9 * 24 * 8 * 9
 
 
-@pytest.mark.parametrize(
-    ("n", "side", "expected"),
-    [(64, 14, ["within", "flat", "across"]), (8, 14, ["within", "flat"]), (64, 56, ["within"])],
-)
-def test_ways_to_the_weight_gradient(n, side, expected):
-    g, x = (torch.zeros(n, 8, side, side) for _ in range(2))
-    work = launch._Gradients(g, x, torch.zeros(8, 8, 3, 3), torch.zeros(n, 8, 3, 3), 1, (1, 1), (1, 1))
-    assert work.forms() == expected
-
-
-def test_the_operator_is_registered_properly(one_tile):
-    x, weight, scale, bias = inputs((3, 3), 3)
+@pytest.mark.parametrize("groups", [1, pytest.param(2, marks=slow), pytest.param(8, marks=slow)])
+def test_the_operator_is_registered_properly(groups, one_tile):
+    x, weight, scale, bias = inputs((3, 3), 3, c2=8 if groups == 8 else 24, groups=groups)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    actual = torch.library.opcheck(aw_conv2d, (x, weight, scale, bias, [1, 1], [1, 1], [1, 1]), test_utils=checks)
+    arguments = (x, weight, scale, bias, [1, 1], [1, 1], [1, 1], groups)
+    actual = torch.library.opcheck(aw_conv2d, arguments, test_utils=checks)
     assert actual == dict.fromkeys(checks, "SUCCESS")
 
 
@@ -221,37 +297,38 @@ def test_the_operator_counts_as_many_operations_as_the_convolution(one_tile):
     assert ours.get_total_flops() == plain.get_total_flops() == 3 * 2 * 3 * 9 * 24 * 8 * 9
 
 
-def test_a_box_covers_the_map_with_least_waste():
-    assert box_within_sample(64, 56, 56) == (1, 8, 8)
-    assert box_within_sample(128, 7, 7)[1:] in {(8, 16), (16, 8)}
-    assert box_within_sample(128, 28, 28) == (1, 4, 32)
+@pytest.mark.parametrize("groups", [1, 4, 8])
+def test_operations_of_groups(groups):
+    x, scale = torch.empty(2, 8, 5, 5, device="meta"), torch.empty(2, 16, 3, 3, device="meta")
+    weight = torch.empty(16, 8 // groups, 3, 3, device="meta")
+    with FlopCounterMode(display=False) as ours:
+        aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1], groups)
+    with FlopCounterMode(display=False) as plain:
+        torch.nn.functional.conv2d(x, weight, padding=1, groups=groups)
+    assert ours.get_total_flops() == plain.get_total_flops() > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.float32, marks=slow)])
-def test_multipliers_of_few_channels_lie_where_a_descriptor_can_put_them(dtype, monkeypatch):
-    tiles = {}
+@pytest.mark.parametrize(
+    ("c1", "c2", "groups", "kernel", "stride", "dilation", "supported"),
+    [
+        (64, 64, 1, 3, (1, 1), (1, 1), True),
+        (64, 64, 32, 3, (2, 2), (1, 1), True),
+        (64, 128, 64, 3, (1, 1), (2, 2), True),
+        (60, 64, 1, 3, (1, 1), (1, 1), False),
+        (60, 60, 60, 3, (1, 1), (1, 1), True),
+        (60, 60, 30, 3, (1, 1), (1, 1), False),
+        (64, 64, 1, 1, (1, 1), (1, 1), False),
+        (64, 64, 1, 3, (2, 1), (1, 1), False),
+        (64, 64, 64, 3, (2, 2), (2, 2), False),
+    ],
+)
+def test_what_is_supported(c1, c2, groups, kernel, stride, dilation, supported, monkeypatch):
+    monkeypatch.setattr(fused, "fused_available", lambda device: True)
+    x, weight = torch.empty(2, c1, 9, 9).half(), torch.empty(c2, c1 // groups, kernel, kernel)
+    assert fusable(x, weight, stride, dilation, groups) == supported
 
-    def fastest(key, candidates, launch, device, threads=8):
-        tiles[key[0]] = candidates()
-        return tiles[key[0]][0]
 
-    monkeypatch.setattr(launch, "fastest", fastest)
-    x, weight, scale, _ = inputs((3, 3), 3, dtype)
-    aw_conv2d(x, weight, scale, None, [1, 1], [1, 1], [1, 1]).sum().backward()
-    for name, side in (("aw forward", "columns"), ("aw input grad", "depth")):
-        assert all(getattr(tile, side) * x.element_size() >= 128 for tile in tiles[name])
-
-
-@pytest.mark.parametrize("channels", [8, 24, 96, 640])
-@pytest.mark.parametrize("side", [1, 7, 33, 224])
-@pytest.mark.parametrize("n", [1, 64, 1000])
-def test_every_shape_has_a_tile(n, side, channels):
-    within = launch.launches_within(side, side, channels, channels)
-    across = [
-        launch.launches_across(tiles, n, side, side, channels, channels)
-        for tiles in (launch.TILES, launch.PRODUCT_TILES)
-    ]
-    assert within
-    for actual in across:
-        assert bool(actual) == (n >= 64 and side < 33)
-    assert all(tile.columns <= 2 * max(8, channels) for tiles in (within, *across) for tile in tiles)
+def test_tensors_of_different_dtypes_are_refused():
+    x, weight, scale, _ = inputs((3, 3), 3)
+    with pytest.raises(TypeError, match="one dtype"):
+        fused_conv(x, weight.half(), scale, None, [1, 1], [1, 1], [1, 1])

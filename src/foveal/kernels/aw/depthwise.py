@@ -17,7 +17,8 @@ MAP_TILES = ((64, 64, 4), (32, 64, 4), (16, 64, 2), (128, 32, 4), (64, 32, 4), (
 """Positions and channels of a tile, and warps."""
 SUM_TILES = ((16, 64, 4), (32, 64, 8), (32, 32, 4), (16, 32, 4), (64, 32, 8))
 """The same for the weight gradient."""
-START = 50  # a tile's constant cost, in values a thread
+VALUES = 40  # products of one kernel position that a multiprocessor does in a cycle, with their loads
+START = 1500  # cycles until a tile's first product, and after its last
 
 
 def is_depthwise(geometry: Geometry) -> bool:
@@ -75,18 +76,18 @@ class Plan:
         return dx.permute(0, 3, 1, 2)
 
     def map_tiles(self, h: int, w: int) -> list[Launch]:
-        """Candidates for maps of h×w, those first that compute the fewest values that are not needed."""
+        """Candidates for maps of h×w, best first by a model like :mod:`foveal.kernels.aw.estimate`."""
         g = self.geometry
         sms = machine(g.dtype, g.exact, g.device).processors
 
         def cost(tile: Launch) -> float:
-            programs = tile.tiles(g.n, h, w) * ceil_div(g.c1, tile.columns)
-            values = tile.box[1] * tile.box[2] * tile.columns / (32 * tile.warps)  # of a thread
-            resident = 32 // tile.warps
-            return ceil_div(programs, sms * resident) * (values + START / g.taps)
+            share = ceil_div(tile.tiles(g.n, h, w) * ceil_div(g.c1, tile.columns), sms)
+            work = tile.box[1] * tile.box[2] * tile.columns * g.taps / VALUES
+            return share * work + ceil_div(share, 32 // tile.warps) * START
 
         tiles = [
-            Launch(box_within_sample(rows, h, w), limit(columns, g.c1), 1, warps, 1) for rows, columns, warps in MAP_TILES
+            Launch(box_within_sample(rows, h, w), limit(columns, g.c1), 1, warps, 1)
+            for rows, columns, warps in MAP_TILES
         ]
         return sorted(dict.fromkeys(tiles), key=cost)
 

@@ -66,16 +66,6 @@ class Geometry:
     device: torch.device
     exact: bool
 
-    @classmethod
-    def of(
-        cls, x: Tensor, weight: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int], groups: int
-    ) -> Geometry:
-        """Of a convolution of x (N, C1, H, W) with weight (C2, C1/groups, h, w)."""
-        exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
-        c2, _, kh, kw = weight.shape
-        pads, steps = (padding[0], padding[1]), (dilation[0], dilation[1])
-        return cls(*x.shape, c2, kh, kw, stride, pads, steps, groups, x.dtype, x.device, exact)
-
     @cached_property
     def oh(self) -> int:
         """Height of the output."""
@@ -133,7 +123,11 @@ class Geometry:
         """Number of pairs of an output and a kernel position that fall on the input, of all taps·H'·W'."""
         pairs = 1
         for axis, (size, out, kernel) in enumerate(((self.h, self.oh, self.kh), (self.w, self.ow, self.kw))):
-            at = (o * self.stride + k * self.dilation[axis] - self.padding[axis] for o in range(out) for k in range(kernel))
+            at = (
+                o * self.stride + k * self.dilation[axis] - self.padding[axis]
+                for o in range(out)
+                for k in range(kernel)
+            )
             pairs *= sum(0 <= position < size for position in at)
         return pairs
 
@@ -167,7 +161,9 @@ def padded(x: Tensor, h: int, w: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
 
 
-def interleaved(n: int, h: int, w: int, c: int, stride: int, block: list[int]) -> tuple[list[int], list[int], list[int]]:
+def interleaved(
+    n: int, h: int, w: int, c: int, stride: int, block: list[int]
+) -> tuple[list[int], list[int], list[int]]:
     """View of contiguous (N, H, W, C) as (N, H/S, S, W/S, S·C); H and W multiples of S."""
     shape = [n, h // stride, stride, w // stride, stride * c]
     return shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block

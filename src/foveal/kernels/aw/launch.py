@@ -67,7 +67,11 @@ class Plan:
             sizes = g.n, g.h, g.w, g.oh, g.ow
             rest = *sizes, *channels, *g.shape, bias, g.precision, nb, tile.columns, tile.depth
             return Prepared(
-                triton_kernels.forward_across, grid, (images, weights, multiplier, None, None), rest, tile.triton_options
+                triton_kernels.forward_across,
+                grid,
+                (images, weights, multiplier, None, None),
+                rest,
+                tile.triton_options,
             )
         block = [1, th, 1, tw, tile.depth]
         images = interleaved(g.n, self.rows * g.stride, self.columns * g.stride, g.c1, g.stride, block)
@@ -173,6 +177,8 @@ def forward(
     groups: int,
 ) -> Tensor:
     """O = Σ_t s_t ⊙ (K_t · I_t): x (N, C1, H, W), weight (C2, C1/groups, h, w), scale (N, C2, h, w) to (N, C2, H', W')."""
+    if not x.dtype == weight.dtype == scale.dtype:
+        raise TypeError(f"expected input, weight and multiplier of one dtype: {x.dtype}, {weight.dtype}, {scale.dtype}")
     return plan(x, weight, stride, padding, dilation, groups).forward(x, weight, scale, bias)
 
 

@@ -1,0 +1,73 @@
+"""A prepared kernel: the first launch goes through Triton, later ones do not; the kernel is a pretended one."""
+
+import pytest
+import torch
+
+from foveal.kernels import prepared
+from foveal.kernels.prepared import Prepared
+
+
+class Compiled:
+    """What Triton returns from a launch."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.calls.append(("again", grid, arguments))
+
+
+class Kernel:
+    """A kernel decorated with ``triton.jit``."""
+
+    def __init__(self, compiled=True):
+        self.calls, self.compiled = [], compiled
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            self.calls.append(("first", grid, arguments, options))
+            return Compiled(self.calls) if self.compiled else None
+
+        return launch
+
+
+VIEW = ([4, 8], [8, 1], [2, 8])
+
+
+def test_later_launches_take_the_compiled_kernel():
+    kernel = Kernel()
+    launch = Prepared(kernel, (5, 6), (VIEW, None, None), (7, "tf32"), {"num_warps": 4})
+    maps, others = [torch.rand(4, 8) for _ in range(3)], [torch.rand(4) for _ in range(3)]
+    for x, other in zip(maps, others, strict=True):
+        launch(x, None, other)
+    (first, grid, arguments, options), *later = kernel.calls
+    assert (first, grid, options) == ("first", (5, 6, 1), {"num_warps": 4})
+    assert [call[:2] for call in later] == [("again", (5, 6, 1))] * 2
+    for x, other, arguments in zip(maps, others, [arguments, *(call[2] for call in later)], strict=True):  # noqa: B020
+        descriptor = arguments[0]
+        assert descriptor.base is x
+        assert (descriptor.shape, descriptor.strides, descriptor.block_shape) == VIEW
+        assert arguments[1] is None
+        assert arguments[2] is other
+        assert arguments[3:] == (7, "tf32")
+
+
+def test_an_address_that_is_not_aligned_goes_through_triton():
+    """Triton compiles alignment in."""
+    kernel, memory = Kernel(), torch.rand(8)
+    assert memory.data_ptr() % 16 == 0
+    launch = Prepared(kernel, (1,), (None,), (), {})
+    for start in (1, 0, 0, 1, 0):
+        launch(memory[start : start + 4])
+    assert [call[0] for call in kernel.calls] == ["first", "first", "again", "first", "again"]
+
+
+@pytest.mark.parametrize("off", ["switch", "interpreter"])
+def test_every_launch_goes_through_triton(off, monkeypatch):
+    if off == "switch":
+        monkeypatch.setattr(prepared, "DIRECT", False)
+    kernel = Kernel(compiled=off == "switch")
+    launch = Prepared(kernel, (1,), (None,), (), {})
+    for _ in range(3):
+        launch(torch.rand(4))
+    assert [call[0] for call in kernel.calls] == ["first"] * 3
