@@ -103,7 +103,7 @@ def test_what_the_user_measured_comes_first(gpu, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "x", "[]", "{}", '{"some GPU": 1}', '{"some GPU": {"choices": {"a 64x7x7": 1}}}']
+    "damage", ["", "x", "[]", "{}", '{"some GPU": 1}', '{"some GPU": {"choices": {"a 64x7x7": {"16": 1}}}}']
 )
 def test_a_damaged_table_is_ignored(gpu, monkeypatch, damage):
     tune.user_table().write_text(damage)

@@ -60,9 +60,7 @@ class Prepared:
             None if view is None else TensorDescriptor(tensor, *view)
             for tensor, view in zip(tensors, self.views, strict=True)
         ]
-        arguments = (
-            tensor if wrapped is None else wrapped for tensor, wrapped in zip(tensors, descriptors, strict=True)
-        )
+        arguments = [tensor if item is None else item for tensor, item in zip(tensors, descriptors, strict=True)]
         compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
         if DIRECT and aligned:
             self.descriptors = [None if item is None else rebased(item, None) for item in descriptors]

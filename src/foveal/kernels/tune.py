@@ -110,8 +110,8 @@ def _choices(path: Path, gpu: str, capability: tuple[int, int]) -> dict[str, dic
     """Choices in a table for this GPU, or for another of the same capability."""
     table = _read_table(path)
     similar = [entry for entry in table.values() if entry["capability"] == list(capability)]
-    entry = table.get(gpu) or next(iter(similar), {"choices": {}})
-    return entry["choices"]
+    entry = table.get(gpu) or next(iter(similar), None)
+    return entry["choices"] if entry else {}
 
 
 def _read_table(path: Path) -> Table:

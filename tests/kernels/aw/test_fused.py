@@ -86,8 +86,7 @@ def test_equals_the_plain_form(case, form, tile):
     assert_equals_the_plain_form(form, inputs(size, kernel), stride, padding, dilation)
 
 
-# Channels, groups, and the width of super-groups: two of two groups each; the last one incomplete and wider than a tile;
-# one output channel a group; groups of a width that is no whole unit; more input than output channels.
+# Input and output channels, groups, and the width of super-groups.
 GROUPS = {
     "super-groups": (24, 24, 4, 12),
     "incomplete": (36, 36, 6, 24),

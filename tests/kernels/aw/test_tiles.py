@@ -11,22 +11,8 @@ from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, box_within_sam
 
 def geometry(n, c1, side, c2=None, kernel=3, stride=1, groups=1, dtype=torch.bfloat16):
     pad, cpu = kernel // 2, torch.device("cpu")
-    return Geometry(
-        n,
-        c1,
-        side,
-        side,
-        c2 or c1,
-        kernel,
-        kernel,
-        stride,
-        (pad, pad),
-        (1, 1),
-        groups,
-        dtype,
-        cpu,
-        dtype == torch.float32,
-    )
+    exact = dtype == torch.float32
+    return Geometry(n, c1, side, side, c2 or c1, kernel, kernel, stride, (pad, pad), (1, 1), groups, dtype, cpu, exact)
 
 
 def test_a_box_covers_the_map_with_least_waste():
@@ -69,7 +55,7 @@ def test_pairs_of_output_and_kernel_positions_inside_the_map():
     assert geometry(1, 8, 6, stride=2).inside == (3 * 3 - 1) ** 2
 
 
-# The model of the shape -------------------------------------------------------------------------------------------------
+# The model of the shape ------------------------------------------------------------------------------------------
 
 
 def test_what_does_not_fit_comes_last():
@@ -107,7 +93,7 @@ def test_depthwise_tiles_waste_little(channels, side):
     tile = depthwise.Plan(geometry(64, channels, side, kernel=7, groups=channels)).map_tiles(side, side)[0]
     positions = tile.tiles(1, side, side) * tile.box[1] * tile.box[2]
     computed = positions * -(-channels // tile.columns) * tile.columns
-    assert computed <= 1.4 * side**2 * channels
+    assert computed <= 1.5 * side**2 * channels  # 64 positions for the 49 of a 7×7 map are 1.3 already
 
 
 def test_depthwise_weight_gradients_keep_the_gpu_busy():

@@ -1,4 +1,4 @@
-"""Depthwise AW-convolution fused: O[n,y,x,c] = Σ_t s[n,t,c] · K[c,t] · I[n,y',x',c], one input channel an output channel.
+"""Depthwise AW-convolution fused: O[n,y,x,c] = Σ_t s[n,t,c] · K[c,t] · I[n,y',x',c], every channel for itself.
 
 These are limited by memory and by loads, not by products: every map is read once from memory, and again only from the
 caches. All maps are channels last, (N, H, W, C); weights are (C, T), multipliers (N, T, C) with T kernel positions, and

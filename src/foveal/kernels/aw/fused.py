@@ -35,7 +35,7 @@ def aw_conv2d(
     x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
     stride: list[int], padding: list[int], dilation: list[int], groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """Convolution with ``weight`` (C2, C1/groups, h, w) times ``scale`` (N, C2, h, w), in Triton; see :func:`fusable`."""
+    """Convolution with weight (C2, C1/groups, h, w) times scale (N, C2, h, w), in Triton; see :func:`fusable`."""
     from foveal.kernels.aw import launch
 
     return launch.forward(x, weight, scale, bias, stride[0], padding, dilation, groups)

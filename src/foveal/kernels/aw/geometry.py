@@ -9,6 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from foveal.kernels.prepared import View
+
 SUPER_GROUP = 64  # channels of a super-group, as far as possible: what fills a tile of the tensor cores
 
 
@@ -123,12 +125,8 @@ class Geometry:
         """Number of pairs of an output and a kernel position that fall on the input, of all taps·H'·W'."""
         pairs = 1
         for axis, (size, out, kernel) in enumerate(((self.h, self.oh, self.kh), (self.w, self.ow, self.kw))):
-            at = (
-                o * self.stride + k * self.dilation[axis] - self.padding[axis]
-                for o in range(out)
-                for k in range(kernel)
-            )
-            pairs *= sum(0 <= position < size for position in at)
+            step, pad = self.dilation[axis], self.padding[axis]
+            pairs *= sum(0 <= o * self.stride + k * step - pad < size for o in range(out) for k in range(kernel))
         return pairs
 
     def packed(self, weight: Tensor) -> Tensor:
@@ -161,15 +159,13 @@ def padded(x: Tensor, h: int, w: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
 
 
-def interleaved(
-    n: int, h: int, w: int, c: int, stride: int, block: list[int]
-) -> tuple[list[int], list[int], list[int]]:
+def interleaved(n: int, h: int, w: int, c: int, stride: int, block: list[int]) -> View:
     """View of contiguous (N, H, W, C) as (N, H/S, S, W/S, S·C); H and W multiples of S."""
     shape = [n, h // stride, stride, w // stride, stride * c]
     return shape, [h * w * c, stride * w * c, w * c, stride * c, 1], block
 
 
-def contiguous(shape: Sequence[int], block: list[int]) -> tuple[list[int], list[int], list[int]]:
+def contiguous(shape: Sequence[int], block: list[int]) -> View:
     """View of a contiguous tensor in ``shape``."""
     strides = [1]
     for size in reversed(shape[1:]):

@@ -66,19 +66,13 @@ class Plan:
             images = contiguous((g.n, g.h * g.w * g.c1), [nb, tile.depth])
             sizes = g.n, g.h, g.w, g.oh, g.ow
             rest = *sizes, *channels, *g.shape, bias, g.precision, nb, tile.columns, tile.depth
-            return Prepared(
-                triton_kernels.forward_across,
-                grid,
-                (images, weights, multiplier, None, None),
-                rest,
-                tile.triton_options,
-            )
+            views = images, weights, multiplier, None, None
+            return Prepared(triton_kernels.forward_across, grid, views, rest, tile.triton_options)
         block = [1, th, 1, tw, tile.depth]
         images = interleaved(g.n, self.rows * g.stride, self.columns * g.stride, g.c1, g.stride, block)
         rest = g.oh, g.ow, *channels, *g.shape, bias, g.precision, self.hopper, th, tw, tile.columns, tile.depth
-        return Prepared(
-            triton_kernels.forward, grid, (images, weights, multiplier, None, None), rest, tile.triton_options
-        )
+        views = images, weights, multiplier, None, None
+        return Prepared(triton_kernels.forward, grid, views, rest, tile.triton_options)
 
     def forward_tiles(self) -> list[Launch]:
         """Candidates, best first."""
@@ -176,7 +170,15 @@ def forward(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """O = Σ_t s_t ⊙ (K_t · I_t): x (N, C1, H, W), weight (C2, C1/groups, h, w), scale (N, C2, h, w) to (N, C2, H', W')."""
+    """O = Σ_t s_t ⊙ (K_t · I_t), (N, C2, H', W').
+
+    Args:
+        x: I (N, C1, H, W), of the same dtype as weight and scale.
+        weight: K (C2, C1/groups, h, w).
+        scale: s (N, C2, h, w).
+        bias: (C2,) or None.
+        stride, padding, dilation, groups: of the convolution.
+    """
     if not x.dtype == weight.dtype == scale.dtype:
         raise TypeError(f"expected input, weight and multiplier of one dtype: {x.dtype}, {weight.dtype}, {scale.dtype}")
     return plan(x, weight, stride, padding, dilation, groups).forward(x, weight, scale, bias)

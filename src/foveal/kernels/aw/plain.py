@@ -179,12 +179,8 @@ def differentiable_gradients(ctx: Any, g: Tensor, *inputs: Tensor) -> list[Tenso
     wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
     if not wanted:
         return [None] * 3
-    options = {
-        "stride": ctx.stride,
-        "padding": ctx.padding,
-        "dilation": ctx.dilation,
-        "groups": getattr(ctx, "groups", 1),
-    }
+    options = {"stride": ctx.stride, "padding": ctx.padding, "dilation": ctx.dilation}
+    options["groups"] = getattr(ctx, "groups", 1)
     x, weight, scale = inputs
     out = conv_by_taps(x, weight, scale, None, **options)
     gradients = iter(torch.autograd.grad(out, wanted, g, create_graph=True))

@@ -57,15 +57,10 @@ def _tile(pid, G, BLOCK: tl.constexpr):
 
 @triton.jit
 def _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T: tl.constexpr, GROUPED: tl.constexpr):
-    """Offsets in weights (C2, T, CG), and which of them are there.
+    """Offsets in weights (C2, T, CG) at kernel position t, and which of them are there.
 
-    Args:
-        c2: output channels of a tile, also as ``j2`` within their super-group.
-        j1: input channels of the tile within the super-group.
-        t: kernel position.
-        C2, G1, G2, CG, OG: channels: of the output, a super-group's input and output, a group's input and output.
-        T: number of kernel positions.
-        GROUPED: whether there is more than one group.
+    c2 are output channels of a tile, j2 the same within their super-group, and j1 input channels within it. A group has
+    CG input and OG output channels; GROUPED says whether there is more than one.
     """
     there = ((c2 < C2) & (j2 < G2))[:, None] & (j1 < G1)[None, :]
     if GROUPED:

@@ -24,7 +24,7 @@ from foveal.kernels.aw.tiles import (
     limit,
     widest,
 )
-from foveal.kernels.prepared import Prepared
+from foveal.kernels.prepared import Prepared, View
 from foveal.kernels.tune import Key, run
 
 
@@ -131,7 +131,7 @@ class WeightGradients:
         g, (_, th, tw) = self.geometry, tile.box
         programs = self._blocks(tile) * ceil_div(g.wide[0], tile.depth) * g.taps * self.splits
         samples, rows = g.n / self.splits, tile.tiles(1, g.oh, g.ow) * th * tw
-        extra = KERNEL * (self.splits > 1)
+        extra = float(KERNEL if self.splits > 1 else 0)
         if flat and (g.oh % th or g.ow != tw):  # ∂O is copied
             extra += KERNEL + g.n * rows * g.c2 * g.dtype.itemsize * 2 / MEMORY_BYTES
         scaled = 0 if flat else tile.columns  # read through registers
@@ -173,7 +173,7 @@ class WeightGradients:
         grid = ceil_div(g.n, nb), self._blocks(tile), g.taps * tile.splits
         return Prepared(triton_kernels.scale_grad, grid, views, rest, tile.triton_options)
 
-    def _flat_views(self, tile: Launch) -> tuple[tuple[list[int], list[int], list[int]], ...]:
+    def _flat_views(self, tile: Launch) -> tuple[View, View]:
         """∂O and images, a row a sample."""
         g = self.geometry
         gradient = contiguous((g.n, g.oh * g.ow * g.c2), [tile.box[0], tile.columns])
