@@ -26,6 +26,7 @@ R = TypeVar("R")
 Table = dict[str, dict[str, Any]]
 """GPU -> its capability, and ``choices``: kernel and shape -> batch size -> candidate as text."""
 SHIPPED = Path(__file__).parent / "launches.json"
+MOST = 12  # candidates that a search measures: those that are best as far as is known
 BENCH_MS = 2  # milliseconds of launches in the CUDA graph that times a candidate
 _chosen: dict[Key, Any] = {}
 _running: Search | None = None
@@ -154,7 +155,7 @@ def searching() -> Iterator[Search]:
 
 def _search(key: Key, options: Sequence[C], launch: Callable[[C], object], threads: int, search: Search) -> C:
     """The fastest candidate; those that do not fit the device are skipped."""
-    compiled = _compile(options, launch, key.device, threads)
+    compiled = _compile(options[:MOST], launch, key.device, threads)
     if not compiled:
         raise RuntimeError(_nothing_fits(key))
     times = [_milliseconds(partial(launch, option)) for option in compiled]

@@ -172,12 +172,7 @@ def forward(
 ) -> Tensor:
     """O = Σ_t s_t ⊙ (K_t · I_t), (N, C2, H', W').
 
-    Args:
-        x: I (N, C1, H, W), of the same dtype as weight and scale.
-        weight: K (C2, C1/groups, h, w).
-        scale: s (N, C2, h, w).
-        bias: (C2,) or None.
-        stride, padding, dilation, groups: of the convolution.
+    I is ``x`` (N, C1, H, W), K is ``weight`` (C2, C1/groups, h, w), s is ``scale`` (N, C2, h, w), all of one dtype.
     """
     if not x.dtype == weight.dtype == scale.dtype:
         raise TypeError(f"expected input, weight and multiplier of one dtype: {x.dtype}, {weight.dtype}, {scale.dtype}")
