@@ -104,6 +104,12 @@ class Geometry:
         return self.group[0] * self.together, self.group[1] * self.together
 
     @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Channels of input and output, and of a super-group's, in units of 16 bytes; and a unit."""
+        unit = 16 // self.dtype.itemsize
+        return *(channels // unit for channels in (self.c1, self.c2, *self.wide)), unit
+
+    @cached_property
     def precision(self) -> str:
         """Triton's name for the precision of products."""
         return "ieee" if self.exact else "tf32"

@@ -61,16 +61,15 @@ class Plan:
         grid = tile.tiles(g.n, g.oh, g.ow), ceil_div(g2, tile.columns) * g.super_groups
         weights = contiguous((g.c2, g.taps, g1), [tile.columns, 1, tile.depth])
         multiplier = contiguous((g.n, g.taps, g.c2), [nb, 1, tile.columns])
-        channels = g.c1, g.c2, g1, g2
         if nb > 1:
             images = contiguous((g.n, g.h * g.w * g.c1), [nb, tile.depth])
             sizes = g.n, g.h, g.w, g.oh, g.ow
-            rest = *sizes, *channels, *g.shape, bias, g.precision, nb, tile.columns, tile.depth
+            rest = *sizes, *g.units, *g.shape, bias, g.precision, nb, tile.columns, tile.depth
             views = images, weights, multiplier, None, None
             return Prepared(triton_kernels.forward_across, grid, views, rest, tile.triton_options)
         block = [1, th, 1, tw, tile.depth]
         images = interleaved(g.n, self.rows * g.stride, self.columns * g.stride, g.c1, g.stride, block)
-        rest = g.oh, g.ow, *channels, *g.shape, bias, g.precision, self.hopper, th, tw, tile.columns, tile.depth
+        rest = g.oh, g.ow, *g.units, *g.shape, bias, g.precision, self.hopper, th, tw, tile.columns, tile.depth
         views = images, weights, multiplier, None, None
         return Prepared(triton_kernels.forward, grid, views, rest, tile.triton_options)
 
@@ -116,7 +115,7 @@ class Plan:
             None,
         )
         rest = (
-            g.n, g.h, g.w, g.oh, g.ow, g.c1, g.c2, g1, g2, *g.shape, g.precision, self.hopper,
+            g.n, g.h, g.w, g.oh, g.ow, *g.units, g2 < g.c2 and g2 % tile.depth > 0, *g.shape, g.precision, self.hopper,
             nb, th, tw, tile.columns, tile.depth,
         )  # fmt: skip
         grid = tile.tiles(g.n, self.rows, self.columns), columns, g.stride**2

@@ -21,8 +21,8 @@ a super-group are block-diagonal, (C2, T, G1) with zeros between its groups. A t
 weight gradient is computed for all of it, and the diagonal blocks are stored: (C2, T, CG). A dense convolution is one
 super-group, of one group.
 
-What differs between the layers of a network is a constant of the compiled kernel only where it makes the inner loop
-faster: compiling takes far longer than a launch.
+Sizes and channels are no constants of the compiled kernels, so that the layers of a network share them: compiling takes
+far longer than a launch. Channels are passed in units of UNIT, 16 bytes: the compiler then knows that rows are aligned.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -32,7 +32,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SIZES = ("N", "H", "W", "OH", "OW", "SPLITS")  # a new value of these does not compile a kernel again
+SIZES = ("N", "H", "W", "OH", "OW", "SPLITS")
+CHANNELS = ("C1", "C2", "G1", "G2", "CG", "OG")
 
 
 @triton.jit
@@ -56,6 +57,12 @@ def _tile(pid, G, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _channels(C1, C2, G1, G2, UNIT: tl.constexpr):
+    """Numbers of channels, from numbers of units."""
+    return C1 * UNIT, C2 * UNIT, G1 * UNIT, G2 * UNIT
+
+
+@triton.jit
 def _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T: tl.constexpr, GROUPED: tl.constexpr):
     """Offsets in weights (C2, T, CG) at kernel position t, and which of them are there.
 
@@ -65,8 +72,9 @@ def _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T: tl.constexpr, GROUPED: tl.con
     there = ((c2 < C2) & (j2 < G2))[:, None] & (j1 < G1)[None, :]
     if GROUPED:
         there = there & ((j2 // OG)[:, None] == (j1 // CG)[None, :])
-        j1 = j1 % CG
-    return ((c2 * T + t) * CG)[:, None] + j1[None, :], there
+        return ((c2 * T + t) * CG)[:, None] + (j1 % CG)[None, :], there
+    else:
+        return ((c2 * T + t) * G1)[:, None] + j1[None, :], there
 
 
 @triton.jit
@@ -81,29 +89,30 @@ def _finish(HOPPER: tl.constexpr):
         tl.inline_asm_elementwise(wait, "=r,r", [tl.arange(0, 32)], dtype=tl.int32, is_pure=False, pack=1)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def forward(
-    x, w, s, b, o, OH, OW, C1: tl.constexpr, C2: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
+    x, w, s, b, o, OH, OW, C1, C2, G1, G2, UNIT: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """O from a kernel scaled in registers; a tile lies within one sample."""
     BM: tl.constexpr = TH * TW
-    STEPS: tl.constexpr = (G1 + BK - 1) // BK
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     n, y0, x0 = _box(OH, OW, 1, TH, TW)
     group, first = _tile(tl.program_id(1), G2, BN)
     first1, last = group * G1, tl.minimum((group + 1) * G2, C2)
     first += group * G2
     total = tl.zeros((BN, BM), tl.float32)
-    for i in range(KH * KW * STEPS):
-        t, c = i // STEPS, (i % STEPS) * BK
+    t, c = 0, 0
+    for _ in range(KH * KW * tl.cdiv(G1, BK)):
         dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
         rows = x.load([n, y0 + dy // S - PY, dy % S, x0 + dx // S - PX, dx % S * C1 + first1 + c]).reshape(BM, BK)
         weight = w.load([first, t, c]).reshape(BN, BK)
         scale = s.load([n, t, first]).reshape(BN, 1)
         total = tl.dot((weight * scale).to(rows.dtype), rows.T, total, input_precision=PRECISION)
         _finish(HOPPER)
+        t, c = tl.where(c + BK < G1, t, t + 1), tl.where(c + BK < G1, c + BK, 0)
     c2 = first + tl.arange(0, BN)
     if BIAS:
         total += tl.load(b + c2, mask=c2 < C2, other=0.0).to(tl.float32)[:, None]
@@ -160,14 +169,15 @@ def _product(x, w, n0, at, t, first, G1, PRECISION: tl.constexpr, NB: tl.constex
     return total
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def forward_across(
-    x, w, s, b, o, N, H, W, OH, OW, C1, C2, G1, G2,
+    x, w, s, b, o, N, H, W, OH, OW, C1, C2, G1, G2, UNIT: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, BIAS: tl.constexpr, PRECISION: tl.constexpr,
     NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """O at one position of the map, NB samples a tile, from scaled products of the common kernel."""
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     n0, y, z = _box(OH, OW, NB, 1, 1)
     group, first = _tile(tl.program_id(1), G2, BN)
     first1, last = group * G1, tl.minimum((group + 1) * G2, C2)
@@ -187,15 +197,16 @@ def forward_across(
     tl.store(to, total.to(o.dtype.element_ty), mask=(n < N)[:, None] & (c2 < last)[None, :])
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def scale_grad(
-    g, x, w, ds, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2,
+    g, x, w, ds, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2, UNIT: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
     NB: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """∂s of one kernel position, NB samples a tile; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
     group, first = _tile(tl.program_id(1), G2, BN)
     n0, first1, last = tl.program_id(0) * NB, group * G1, tl.minimum((group + 1) * G2, C2)
@@ -211,15 +222,16 @@ def scale_grad(
     tl.store(ds + (((split * N + n) * T + t) * C2)[:, None] + c2[None, :], total.to(ds.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def kernel_grad(
-    g, x, s, dw, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, GROUPED: tl.constexpr,
+    g, x, s, dw, N, H, W, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, UNIT: tl.constexpr, GROUPED: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """∂K of one kernel position, NB samples at a time; part ``split`` of the sum over the map."""
     T: tl.constexpr = KH * KW
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     t, split, begin, end, low_y, low_x, many_x = _share(H, W, OH, OW, SPLITS, S, PY, PX, DY, DX, KH, KW)
     group, j2 = _tile(tl.program_id(0), G2, BP)
     j1 = tl.program_id(1) * BC
@@ -238,17 +250,17 @@ def kernel_grad(
     tl.store(dw + split * C2 * T * CG + at, total.to(dw.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def input_grad(
-    g, w, s, dx, N, H, W, OH, OW, C1: tl.constexpr, C2: tl.constexpr, G1: tl.constexpr, G2: tl.constexpr,
+    g, w, s, dx, N, H, W, OH, OW, C1, C2, G1, G2, UNIT: tl.constexpr, MASK: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """∂I, from the gradient scaled in registers."""
+    """∂I, from the gradient scaled in registers; MASK: channels of the next super-group are read, too."""
     # Only every S-th kernel position contributes to each of the S×S interleaved images.
     BM: tl.constexpr = NB * TH * TW
-    STEPS: tl.constexpr = (G2 + BK - 1) // BK
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     a, e = tl.program_id(2) // S, tl.program_id(2) % S
     n0, y0, x0 = _box(tl.cdiv(H, S), tl.cdiv(W, S), NB, TH, TW)
     n, y, z = _rows(n0, y0, x0, NB, TH, TW)
@@ -262,27 +274,28 @@ def input_grad(
         many_y = tl.maximum(tl.minimum(KH, (y0 + TH - 1 + PY) // DY + 1) - low_y, 0)
         many_x = tl.maximum(tl.minimum(KW, (x0 + TW - 1 + PX) // DX + 1) - low_x, 0)
     total = tl.zeros((BM, BN), tl.float32)
-    for i in range(many_y * many_x * STEPS):
-        j, c = i // STEPS, (i % STEPS) * BK
+    j, c = 0, 0
+    for _ in range(many_y * many_x * tl.cdiv(G2, BK)):
         ky, kx = low_y + j // many_x * S, low_x + j % many_x * S
         # a + PY − ky·DY is a multiple of S; made positive before the division.
         oy, ox = y0 + (a + PY + (KH * S - ky) * DY) // S - KH * DY, x0 + (e + PX + (KW * S - kx) * DX) // S - KW * DX
         rows = g.load([n0, oy, ox, first2 + c]).reshape(BM, BK)
         scale = s.load([n0, ky * KW + kx, first2 + c]).reshape(NB, BK)  # one for all rows, or one for each
-        if G2 < C2 and G2 % BK != 0:  # beyond are other weights, not zeros
+        if MASK:  # beyond are other weights, not zeros
             scale = tl.where((c + tl.arange(0, BK) < G2)[None, :], scale, 0.0).to(scale.dtype)
         weight = w.load([first2 + c, ky * KW + kx, first]).reshape(BK, BN)
         total = tl.dot((rows * scale).to(weight.dtype), weight, total, input_precision=PRECISION)
         _finish(HOPPER)
+        j, c = tl.where(c + BK < G2, j, j + 1), tl.where(c + BK < G2, c + BK, 0)
     y, z = y * S + a, z * S + e
     there = (n < N) & (y < H) & (z < W)
     to = dx + (((n * H + y) * W + z) * C1)[:, None] + c1[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=there[:, None] & (c1 < last)[None, :])
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES + CHANNELS)
 def weight_grad(
-    g, x, w, s, dw, ds, N, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, GROUPED: tl.constexpr,
+    g, x, w, s, dw, ds, N, OH, OW, SPLITS, C1, C2, G1, G2, CG, OG, UNIT: tl.constexpr, GROUPED: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, STEPS: tl.constexpr, PRECISION: tl.constexpr, FLAT: tl.constexpr,
     TH: tl.constexpr, TW: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -294,6 +307,7 @@ def weight_grad(
     """
     T: tl.constexpr = KH * KW
     BK: tl.constexpr = TH * TW
+    C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
     t, split = tl.program_id(2) % T, tl.program_id(2) // T
     group, first2 = _tile(tl.program_id(0), G2, BP)
     first1 = tl.program_id(1) * BC

@@ -106,7 +106,7 @@ class WeightGradients:
             None, None, None, None,
         )  # fmt: skip
         rest = (
-            g.n, g.oh, g.ow, self.splits, g.c1, g.c2, g1, g2, *g.group, g.groups > 1, *g.shape,
+            g.n, g.oh, g.ow, self.splits, *g.units[:4], *g.group, g.units[4], g.groups > 1, *g.shape,
             tile.tiles(1, g.oh, g.ow), g.precision, flat, th, tw, tile.columns, tile.depth,
         )  # fmt: skip
         grid = self._blocks(tile), ceil_div(g1, tile.depth), g.taps * self.splits
@@ -157,7 +157,7 @@ class WeightGradients:
         g, nb, (g1, g2) = self.geometry, tile.box[0], self.geometry.wide
         views = (*self._flat_views(tile), contiguous((g.n, g.taps, g.c2), [nb, 1, tile.columns]), None)
         rest = (
-            g.n, g.h, g.w, g.oh, g.ow, tile.splits, g.c1, g.c2, g1, g2, *g.group, g.groups > 1, *g.shape,
+            g.n, g.h, g.w, g.oh, g.ow, tile.splits, *g.units[:4], *g.group, g.units[4], g.groups > 1, *g.shape,
             g.precision, self.hopper, nb, tile.columns, tile.depth,
         )  # fmt: skip
         grid = self._blocks(tile), ceil_div(g1, tile.depth), g.taps * tile.splits
@@ -167,7 +167,7 @@ class WeightGradients:
         g, nb, (g1, g2) = self.geometry, tile.box[0], self.geometry.wide
         views = (*self._flat_views(tile), contiguous((g.c2, g.taps, g1), [tile.columns, 1, tile.depth]), None)
         rest = (
-            g.n, g.h, g.w, g.oh, g.ow, tile.splits, g.c1, g.c2, g1, g2, *g.shape,
+            g.n, g.h, g.w, g.oh, g.ow, tile.splits, *g.units, *g.shape,
             g.precision, nb, tile.columns, tile.depth,
         )  # fmt: skip
         grid = ceil_div(g.n, nb), self._blocks(tile), g.taps * tile.splits
