@@ -16,7 +16,7 @@ from foveal.kernels.aw.geometry import Geometry, ceil_div
 from foveal.kernels.aw.tiles import Launch
 from foveal.kernels.support import capability
 
-L2_BYTES = 48  # that a multiprocessor reads from the L2 cache in a cycle
+L2_BYTES = 32  # that a multiprocessor reads from the L2 cache in a cycle
 MEMORY_BYTES = 2400  # that the whole GPU reads or writes in a cycle
 SCALED = 64  # values that a multiprocessor scales in a cycle on their way into a product
 FINISHED = 32  # accumulators that it scales and adds up in a cycle
