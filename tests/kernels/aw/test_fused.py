@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.kernels.aw import fused, geometry, launch, weight_grad
+from foveal.kernels import tune
+from foveal.kernels.aw import depthwise, fused, geometry, launch, weight_grad
 from foveal.kernels.aw.fused import aw_conv2d, fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample
 from foveal.kernels.aw.tiles import Launch
@@ -24,6 +25,7 @@ TILES = {"one sample": (1, 4, 4), "rows of one sample": (1, 4, 4), "one position
 
 def use(form, monkeypatch):
     """Small tiles, so that small maps need several, of one form."""
+    monkeypatch.setattr(tune, "_chosen", {})
     across = form == "one position of many"
     tiles = [Launch(TILES[form], 16, 16, 4, 1)]
     monkeypatch.setattr(launch, "launches_within", lambda *shape: [] if across else tiles)
@@ -176,6 +178,67 @@ def test_half_precision(dtype, groups, tile):
     got, want = torch.autograd.grad(fused, halves, g.to(dtype)), torch.autograd.grad(plain, leaves, g)
     for ours, theirs in [(fused, plain), *zip(got, want, strict=True)]:
         assert float((ours.detach().float() - theirs.detach()).norm() / theirs.detach().norm()) < 0.02
+
+
+@pytest.mark.skipif(not cuda, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n", "c1", "c2", "groups", "side", "kernel", "stride"),
+    [
+        (2, 64, 128, 1, 30, 3, 1),
+        (65, 64, 64, 1, 14, 3, 1),
+        (65, 128, 128, 1, 14, 3, 2),
+        (2, 128, 128, 32, 30, 3, 1),
+        (65, 120, 120, 5, 14, 3, 1),
+        (65, 120, 120, 5, 14, 3, 2),
+        (3, 96, 96, 96, 28, 7, 1),
+        (3, 40, 40, 40, 28, 5, 2),
+    ],
+)
+def test_every_tile_on_a_gpu(n, c1, c2, groups, side, kernel, stride, dtype, monkeypatch):
+    """No tile is wrong, in any of several tries: a race would show."""
+    leaves = [t.detach() for t in inputs((side, side), kernel, dtype, n=n, c1=c1, c2=c2, groups=groups)]
+    options = {"stride": (stride, stride), "padding": (kernel // 2,) * 2, "dilation": (1, 1), "groups": groups}
+    exact = [t.double().requires_grad_() for t in leaves]
+    plain = conv_by_taps(*exact, **options)
+    g = torch.randn_like(plain)
+    expected = [plain, *torch.autograd.grad(plain, exact[:3], g)]
+    candidates = {}
+
+    def use_only(kernel, option):
+        """This candidate of this kernel; without a kernel, all forms of the weight gradient, to see the candidates."""
+        form = {"aw kernel grad": "across", "aw scale grad": "across", "aw weight grad flat": "flat"}.get(
+            kernel, "within"
+        )
+
+        def run(key, options, launch, threads=8):
+            options = [option] if key.kernel == kernel else options()
+            candidates.setdefault(key.kernel, options)
+            if key.kernel == "aw weight grad":
+                return [launch(way) for way in options if kernel is None or way in (form, option)][-1]
+            return tune._first_run(key, options, launch, 1)
+
+        for module in (launch, weight_grad, depthwise):
+            monkeypatch.setattr(module, "run", run)
+
+    def compute():
+        sides = stride, options["padding"], (1, 1), groups
+        out = launch.forward(*leaves, *sides)
+        return [out, *launch.backward(g.to(dtype), *leaves[:3], *sides, [True, True])]
+
+    use_only(None, None)
+    compute()
+    for kernel_name, option in [(name, option) for name, listed in candidates.items() for option in listed]:
+        use_only(kernel_name, option)
+        for _ in range(3):
+            try:
+                results = compute()
+            except RuntimeError as error:
+                assert "fits" in str(error)  # noqa: PT017
+                break
+            for actual, value in zip(results, expected, strict=True):
+                apart = float((actual.double() - value).norm() / value.norm())
+                assert apart < (1e-4 if dtype == torch.float32 else 1e-2), (kernel_name, str(option), apart)
 
 
 @pytest.mark.parametrize("needed", ["x", "weight", "scale", "bias"])

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from foveal.kernels.aw import depthwise, triton_kernels
+from foveal.kernels.aw import depthwise, gradient_kernels, triton_kernels
 from foveal.kernels.aw.estimate import Work, cycles
 from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, interleaved, padded
 from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, launches_across, launches_within
@@ -119,7 +119,7 @@ class Plan:
             nb, th, tw, tile.columns, tile.depth,
         )  # fmt: skip
         grid = tile.tiles(g.n, self.rows, self.columns), columns, g.stride**2
-        return Prepared(triton_kernels.input_grad, grid, views, rest, tile.triton_options)
+        return Prepared(gradient_kernels.input_grad, grid, views, rest, tile.triton_options)
 
     def input_tiles(self) -> list[Launch]:
         """Candidates, best first."""

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from foveal.kernels.aw import triton_kernels
+from foveal.kernels.aw import gradient_kernels
 from foveal.kernels.aw.estimate import KERNEL, MEMORY_BYTES, Work, cycles
 from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, interleaved, padded
 from foveal.kernels.aw.tiles import (
@@ -98,7 +98,7 @@ class WeightGradients:
         return run(self.flat_key if flat else self.within_key, lambda: self.within_tiles(flat), launch)
 
     def _prepare_within(self, tile: Launch, flat: bool) -> Prepared:
-        g, (_, th, tw), (g1, g2) = self.geometry, tile.box, self.geometry.wide
+        g, (_, th, tw), g1 = self.geometry, tile.box, self.geometry.wide[0]
         shape = (g.n * ceil_div(g.oh, th) * th * tw, g.c2) if flat else (g.n, g.oh, g.ow, g.c2)
         views = (
             contiguous(shape, [th * tw, tile.columns] if flat else [1, th, tw, tile.columns]),
@@ -110,7 +110,7 @@ class WeightGradients:
             tile.tiles(1, g.oh, g.ow), g.precision, flat, th, tw, tile.columns, tile.depth,
         )  # fmt: skip
         grid = self._blocks(tile), ceil_div(g1, tile.depth), g.taps * self.splits
-        return Prepared(triton_kernels.weight_grad, grid, views, rest, tile.triton_options)
+        return Prepared(gradient_kernels.weight_grad, grid, views, rest, tile.triton_options)
 
     def within_tiles(self, flat: bool) -> list[Launch]:
         """Candidates, best first."""
@@ -154,24 +154,24 @@ class WeightGradients:
         return run(self.kernel_key, self.kernel_tiles, kernel_grad), run(self.scale_key, self.scale_tiles, scale_grad)
 
     def _prepare_kernel_grad(self, tile: Launch) -> Prepared:
-        g, nb, (g1, g2) = self.geometry, tile.box[0], self.geometry.wide
+        g, nb, g1 = self.geometry, tile.box[0], self.geometry.wide[0]
         views = (*self._flat_views(tile), contiguous((g.n, g.taps, g.c2), [nb, 1, tile.columns]), None)
         rest = (
             g.n, g.h, g.w, g.oh, g.ow, tile.splits, *g.units[:4], *g.group, g.units[4], g.groups > 1, *g.shape,
             g.precision, self.hopper, nb, tile.columns, tile.depth,
         )  # fmt: skip
         grid = self._blocks(tile), ceil_div(g1, tile.depth), g.taps * tile.splits
-        return Prepared(triton_kernels.kernel_grad, grid, views, rest, tile.triton_options)
+        return Prepared(gradient_kernels.kernel_grad, grid, views, rest, tile.triton_options)
 
     def _prepare_scale_grad(self, tile: Launch) -> Prepared:
-        g, nb, (g1, g2) = self.geometry, tile.box[0], self.geometry.wide
+        g, nb, g1 = self.geometry, tile.box[0], self.geometry.wide[0]
         views = (*self._flat_views(tile), contiguous((g.c2, g.taps, g1), [tile.columns, 1, tile.depth]), None)
         rest = (
             g.n, g.h, g.w, g.oh, g.ow, tile.splits, *g.units, *g.shape,
             g.precision, nb, tile.columns, tile.depth,
         )  # fmt: skip
         grid = ceil_div(g.n, nb), self._blocks(tile), g.taps * tile.splits
-        return Prepared(triton_kernels.scale_grad, grid, views, rest, tile.triton_options)
+        return Prepared(gradient_kernels.scale_grad, grid, views, rest, tile.triton_options)
 
     def _flat_views(self, tile: Launch) -> tuple[View, View]:
         """∂O and images, a row a sample."""
