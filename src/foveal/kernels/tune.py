@@ -101,8 +101,8 @@ def _from_tables(key: Key, options: Sequence[C]) -> list[C]:
     named = []
     for path in (user_table(), SHIPPED):
         batches = _choices(path, _gpu(key.device), capability(key.device)).get(f"{key.kernel} {key.shape}", {})
-        nearest = sorted((max(key.batch, int(n)) / min(key.batch, int(n)), n) for n in batches)
-        named += [batches[n] for ratio, n in nearest if ratio <= 2]
+        nearest = sorted((max(key.batch, n) / min(key.batch, n), n) for n in map(int, batches))
+        named += [batches[str(n)] for ratio, n in nearest if ratio <= 2]
     return [by_text[text] for text in dict.fromkeys(named) if text in by_text]
 
 
