@@ -115,6 +115,28 @@ def frees_its_buffers(node: Any) -> bool:
 
 # Modules ----------------------------------------------------------------------------------------------------------
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_global_hooks = tuple(_private(nn.modules.module, f"_global{name}") for name in _HOOKS)
+
+
+def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling ``module`` does what ``kind`` does and nothing else: no subclass, hook, or forward of its own.
+
+    If unknown, False.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> unchanged(layer, nn.Linear), unchanged(layer, nn.Conv2d)
+    (True, False)
+    """
+    attributes = module.__dict__
+    return (
+        type(module) is kind
+        and not any(attributes.get(name, True) for name in _HOOKS)
+        and not any(hooks is None or hooks for hooks in _global_hooks)
+        and "forward" not in attributes
+        and attributes.get("_compiled_call_impl") is None
+    )
+
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper made by ``torch.compile``, or None if ``module`` is no such wrapper."""

@@ -3,9 +3,6 @@
 Woo, Park, Lee, Kweon: "CBAM: Convolutional Block Attention Module" (https://arxiv.org/abs/1807.06521). The two gates
 can be switched independently, since the AW-convolution paper uses two reduced forms: ``pools=("avg", "max"),
 spatial=False`` and ``pools=("avg",), spatial=True``.
-
-Maxima are taken by ``max``, which stores their indices, not by ``amax``: its gradient searches for the maximum again,
-and compiled half-precision code, which rounds differently the second time, finds none and divides by zero.
 """
 
 from __future__ import annotations
@@ -15,7 +12,10 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
 from foveal.attention.records.record import Attends
+from foveal.compat import unchanged
 from foveal.errors import UserError, unknown
+from foveal.kernels.gates.fused import fused_gates
+from foveal.kernels.gates.plain import channel_gate, spatial_gate
 
 
 class ChannelGate(Attends):
@@ -31,11 +31,10 @@ class ChannelGate(Attends):
         self.excite = nn.Linear(hidden, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate of ``x`` (N, C, H, W): (N, C, 1, 1)."""
-        pooled = [x.mean((2, 3)) if pool == "avg" else x.flatten(2).max(2).values for pool in self.pools]
-        gate = torch.sigmoid(torch.stack([self.excite(torch.relu(self.squeeze(p))) for p in pooled]).sum(0))
+        """Gate of ``x`` (N, C, H, W): (N, C)."""
+        gate = channel_gate(x, self.pools, self.squeeze, self.excite)
         self.note(gate)
-        return gate[:, :, None, None]
+        return gate
 
 
 class SpatialGate(Attends):
@@ -49,16 +48,15 @@ class SpatialGate(Attends):
         self.norm = nn.BatchNorm2d(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate of ``x`` (N, C, H, W): (N, 1, H, W)."""
+        """Gate of ``x`` (N, C, H, W): (N, H, W)."""
         if self.training and len(x) * x.shape[2] * x.shape[3] == 1:
             raise UserError(
                 "one sample with a 1×1 map cannot be normalised in training mode: train with a batch of at least two, "
                 "or switch the attention to eval mode"
             )
-        stacked = torch.cat([x.max(1, keepdim=True).values, x.mean(1, keepdim=True)], 1)
-        gate = torch.sigmoid(self.norm(self.conv(stacked))).squeeze(1)
+        gate = spatial_gate(x, self.conv, self.norm)
         self.note(gate)
-        return gate.unsqueeze(1)
+        return gate
 
 
 @register_mechanism("cbam")
@@ -103,7 +101,24 @@ class CBAM(Gate):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate ``x`` (N, C, H, W)."""
-        attended = x * self.channel(x).to(x.dtype)
-        if self.spatial is not None:
-            attended = attended * self.spatial(attended).to(x.dtype)
-        return self.blend(x, attended)
+        out = self._fused(x)
+        if out is not None:
+            return out
+        channel = self.channel(x)
+        if self.spatial is None:
+            return self.blend.scale(x, channel)
+        attended = x * channel.to(x.dtype)[:, :, None, None]
+        return self.blend(x, attended * self.spatial(attended).to(x.dtype)[:, None])
+
+    def _fused(self, x: Tensor) -> Tensor | None:
+        """The result in few launches, or None where the plain form must run."""
+        channel, spatial = self.channel, self.spatial
+        if torch.compiler.is_compiling() or channel.watchers or not unchanged(channel, ChannelGate):
+            return None
+        gate: tuple[nn.Module, ...] = ()
+        if spatial is not None:
+            one_value = x.numel() <= x.shape[1]  # the plain form raises its error
+            if spatial.watchers or one_value or not unchanged(spatial, SpatialGate):
+                return None
+            gate = spatial.conv, spatial.norm
+        return fused_gates(x, channel.pools, channel.squeeze, channel.excite, self.blend.amount, *gate)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
+from foveal.kernels.gates.fused import fused_gates
+from foveal.kernels.gates.plain import channel_gate
 
 
 @register_mechanism("se")
@@ -36,6 +38,10 @@ class SqueezeExcite(Gate):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate ``x`` (N, C, H, W)."""
-        gate = torch.sigmoid(self.excite(torch.relu(self.squeeze(x.mean((2, 3))))))
+        if not self.watchers:
+            out = fused_gates(x, ("avg",), self.squeeze, self.excite, self.blend.amount)
+            if out is not None:
+                return out
+        gate = channel_gate(x, ("avg",), self.squeeze, self.excite)
         self.note(gate)
-        return self.blend(x, x * gate.to(x.dtype)[:, :, None, None])
+        return self.blend.scale(x, gate)

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from foveal.attention.insertion.layers import block_ends, channels_of
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError, unknown
+from foveal.kernels.gates import plain
 from foveal.plugins import load_plugins
 
 Start = Literal["identity", "paper"]
@@ -108,6 +109,9 @@ class Blend(nn.Module):
     """x + s·(attended − x) with a learned s that starts at zero: at first the identity, but with a gradient.
 
     With ``start="paper"`` it returns the attended tensor itself and has no parameter.
+
+    Attributes:
+        amount: s, (), or None.
     """
 
     def __init__(self, start: Start) -> None:
@@ -116,11 +120,13 @@ class Blend(nn.Module):
             raise unknown("start", start, ("identity", "paper"))
         self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
 
-    def forward(self, plain: Tensor, attended: Tensor) -> Tensor:
-        """Blend two tensors of the same shape."""
-        if self.amount is None:
-            return attended
-        return plain + self.amount.to(plain.dtype) * (attended - plain)
+    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Blend two maps of the same shape."""
+        return plain.blend(x, attended, self.amount)
+
+    def scale(self, x: Tensor, gate: Tensor) -> Tensor:
+        """Blend ``x`` (N, C, H, W) and its product with ``gate`` (N, C), in one multiplication."""
+        return plain.multiply(x, gate, self.amount)
 
 
 _MECHANISMS: dict[str, type[Mechanism]] = {}

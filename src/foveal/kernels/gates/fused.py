@@ -1,0 +1,163 @@
+"""Gates on a feature map as one function of few launches on NVIDIA GPUs, in value and gradient as the plain form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from foveal.compat import forward_mode_active, saved_tensor_hooks_active, unchanged
+from foveal.kernels.gates import plain
+from foveal.kernels.support import fused_available, observed
+
+if TYPE_CHECKING:
+    from foveal.kernels.gates.launch import Norm, Pools
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOST_CHANNELS = 8192  # a program holds a row of the perceptron's weights
+WHOLE = 2**24  # indices are stored as float32
+
+
+def fused_gates(
+    x: Tensor,
+    pools: Sequence[str],
+    squeeze: nn.Module,
+    excite: nn.Module,
+    amount: Tensor | None,
+    conv: nn.Module | None = None,
+    norm: nn.Module | None = None,
+) -> Tensor | None:
+    """The output of a channel gate and, with ``conv`` and ``norm``, a spatial gate; None where the plain form must run.
+
+    That is the case away from NVIDIA GPUs, for other dtypes, where a compiler, tracer, transform or hook must see the
+    operators or modules, and for layers that are not those the mechanisms were built with.
+
+    Args:
+        x: (N, C, H, W).
+        pools: ``avg``, ``max`` or both, as :func:`foveal.kernels.gates.plain.channel_gate`.
+        squeeze: linear layer of the perceptron, C to D.
+        excite: linear layer of the perceptron, D to C.
+        amount: of the blend, (), or None.
+        conv: convolution of the spatial gate, 2 channels to 1.
+        norm: its batch norm.
+    """
+    if torch.compiler.is_compiling() or not fused_available(x.device):
+        return None
+    if not (unchanged(squeeze, nn.Linear) and unchanged(excite, nn.Linear)):
+        return None
+    parameters = [squeeze.weight, squeeze.bias, excite.weight, excite.bias, amount, None, None, None]
+    state = None
+    if conv is not None and norm is not None:
+        if not (_usual_conv(conv) and _usual_norm(norm)):
+            return None
+        parameters[5:] = conv.weight, norm.weight, norm.bias
+        state = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps, norm.training
+    if len(set(pools)) < len(pools) or not _fusable(x, parameters):
+        return None
+    from foveal.kernels.gates import launch
+
+    x = x.contiguous(memory_format=launch.layout(x))
+    kinds = launch.Pools("avg" in pools, "max" in pools)
+    out: Tensor = _Gates.apply(x, *parameters, kinds, None if state is None else launch.Norm(*state))
+    return out
+
+
+def _usual_conv(conv: Any) -> bool:
+    """Whether ``conv`` takes two maps to one of the same size, as that of a spatial gate does."""
+    kernel = conv.kernel_size[0]
+    return (
+        unchanged(conv, nn.Conv2d)
+        and conv.weight.shape == (1, 2, kernel, kernel)
+        and kernel % 2 == 1
+        and conv.padding == (kernel // 2, kernel // 2)
+        and conv.stride == conv.dilation == (1, 1)
+        and conv.bias is None
+        and conv.padding_mode == "zeros"
+    )
+
+
+def _usual_norm(norm: Any) -> bool:
+    """Whether a batch norm has weights, running statistics and a momentum, as by default."""
+    return (
+        unchanged(norm, nn.BatchNorm2d) and norm.affine and norm.running_mean is not None and norm.momentum is not None
+    )
+
+
+def _fusable(x: Tensor, parameters: list[Any]) -> bool:
+    """Whether the kernels support this map and these parameters, and nobody must see plain operators."""
+    tensors, c = [parameter for parameter in parameters if parameter is not None], x.shape[1]
+    hidden = len(parameters[0])
+    return (
+        x.ndim == 4
+        and x.dtype in DTYPES
+        and 0 < x.numel() < 2**31
+        and c <= MOST_CHANNELS
+        and x.shape[2] * x.shape[3] < WHOLE
+        and (parameters[0].shape, parameters[2].shape) == ((hidden, c), (c, hidden))
+        and parameters[1] is not None
+        and parameters[3] is not None
+        and (x.dtype == tensors[0].dtype or torch.is_autocast_enabled(x.device.type))
+        and all(t.dtype in DTYPES and t.device == x.device and t.is_contiguous() for t in tensors)
+        and not (observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active())
+    )
+
+
+class _Gates(torch.autograd.Function):
+    """x, five tensors of the perceptron, three of the spatial gate, two options; keeps nothing map-sized but x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *inputs: Any) -> Tensor:
+        from foveal.kernels.gates import launch
+
+        *parameters, ctx.pools, norm = inputs
+        out, kept = launch.forward(x, parameters, ctx.pools, norm)
+        ctx.save_for_backward(x, *parameters, *kept)
+        ctx.training, ctx.eps = (None, 0.0) if norm is None else (norm.training, norm.eps)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from foveal.kernels.gates import launch
+
+        x, *parameters, state, maps, moments = ctx.saved_tensors
+        if torch.is_grad_enabled() or observed(g):
+            return *_differentiable(ctx, g, [x, *parameters], moments), None, None
+        g = g.contiguous(memory_format=launch.layout(x))
+        kept = launch.Kept(state, maps, moments)
+        gradients = launch.backward(g, x, parameters, ctx.pools, kept, bool(ctx.training))
+        needed = ctx.needs_input_grad
+        return *(grad if need else None for grad, need in zip(gradients, needed[:9], strict=True)), None, None
+
+
+def _differentiable(ctx: Any, g: Tensor, inputs: list[Any], moments: Tensor) -> list[Tensor | None]:
+    """Gradients that have a graph of their own, through the plain form."""
+    needed = ctx.needs_input_grad[: len(inputs)]
+    wanted = [tensor for tensor, need in zip(inputs, needed, strict=True) if need]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        out = _plain(inputs, ctx.pools, ctx.training, ctx.eps, moments)
+    gradients = iter(torch.autograd.grad(out, wanted, g, create_graph=again))
+    return [next(gradients) if need else None for need in needed]
+
+
+def _plain(inputs: list[Any], pools: Pools, training: bool | None, eps: float, moments: Tensor) -> Tensor:
+    """The plain form, in float32, as a function of the inputs of :class:`_Gates`; ``training`` None: no spatial gate."""
+    low = inputs[0].dtype
+    x, w1, b1, w2, b2, amount, weight, gamma, beta = (None if t is None else t.float() for t in inputs)
+    names = ["avg"] * pools.avg + ["max"] * pools.max
+    with torch.autocast(x.device.type, enabled=False):
+        gate = plain.channel_gate(x, names, lambda p: F.linear(p, w1, b1), lambda p: F.linear(p, w2, b2))
+        if training is None:
+            return plain.multiply(x, gate, amount).to(low)
+
+        def norm(v: Tensor) -> Tensor:
+            if training:
+                return F.batch_norm(v, None, None, gamma, beta, True, eps=eps)
+            return (v - moments[0]) * moments[1] * gamma + beta
+
+        attended = x * gate[:, :, None, None]
+        spatial = plain.spatial_gate(attended, lambda p: F.conv2d(p, weight, padding=weight.shape[-1] // 2), norm)
+        return plain.blend(x, attended * spatial[:, None], amount).to(low)

@@ -1,0 +1,244 @@
+"""Launch the Triton kernels of channel and spatial gates; tiles follow from the shape, nothing is searched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from foveal.kernels.gates import channel_kernels as channel
+from foveal.kernels.gates import spatial_kernels as spatial
+from foveal.kernels.support import on_its_device
+
+ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
+BUSY = 1024  # programs that keep a large GPU busy
+POSITIONS = 1024  # of a program of the norm
+PROGRAMS = 528  # of the convolution's weight gradient; each leaves a row to add up
+
+
+class Norm(NamedTuple):
+    """State and options of a batch norm of one channel."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    batches: Tensor
+    momentum: float
+    eps: float
+    training: bool
+
+
+class Pools(NamedTuple):
+    """Which poolings the channel gate has."""
+
+    avg: bool
+    max: bool
+
+
+class Kept(NamedTuple):
+    """What the backward pass needs beside x and the parameters; rows and maps as the kernels describe them."""
+
+    state: Tensor
+    maps: Tensor
+    moments: Tensor
+
+
+class _Plan(NamedTuple):
+    """Tiles and grids for maps of one shape; the sizes are those of the kernels' arguments.
+
+    Attributes:
+        steps: from one position, and from one channel, to the next.
+        tile: positions and channels of a tile.
+        pool: grid and tiles a program where positions are summed.
+        multiply: the same where every value is written.
+        across: tile where channels are summed.
+        positions: grid, tiles a program where channels are summed and the sums added up.
+        row: channels and hidden values of a tile of the perceptron's weights, and its warps.
+        columns: positions of a program of the convolution.
+    """
+
+    steps: tuple[int, int]
+    tile: tuple[int, int]
+    pool: tuple[tuple[int, int, int], int]
+    multiply: tuple[tuple[int, int, int], int]
+    across: tuple[int, int]
+    positions: tuple[tuple[int, int], int]
+    row: tuple[int, int, int]
+    columns: int
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _power(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
+    if last:
+        wide = min(64, _power(c))
+        tile = min(_power(size), ELEMENTS // wide), wide
+        deep = min(128, _power(c))
+        across = min(_power(size), ELEMENTS // deep), deep
+    else:
+        rows = min(256, _power(size))
+        tile = rows, min(_power(c), ELEMENTS // rows)
+        rows = min(128, _power(size))
+        across = rows, min(_power(c), ELEMENTS // rows)
+    blocks, tiles = _ceil(c, tile[1]), _ceil(size, tile[0])
+
+    def parts(programs: int) -> tuple[tuple[int, int, int], int]:
+        steps = _ceil(tiles, max(1, min(tiles, _ceil(programs, n * blocks))))
+        return (n, blocks, _ceil(tiles, steps)), steps
+
+    lines = _ceil(size, across[0])
+    steps = _ceil(lines, max(1, min(lines, _ceil(BUSY, n))))
+    weights = _power(c), min(_power(hidden), max(1, min(16, 2 * ELEMENTS // _power(c))))
+    return _Plan(
+        steps=(c, 1) if last else (1, size),
+        tile=tile,
+        pool=parts(BUSY),
+        multiply=parts(4 * BUSY),
+        across=across,
+        positions=((n, _ceil(lines, steps)), steps),
+        row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
+        columns=max(128, min(512, _power(size))),
+    )
+
+
+def layout(x: Tensor) -> torch.memory_format:
+    """The memory layout the kernels read ``x`` in: its own, contiguous if it is neither."""
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _plan_for(x: Tensor, hidden: int) -> tuple[_Plan, int, int, int]:
+    """The plan for ``x``, N, C and H·W."""
+    n, c, h, w = x.shape
+    return _plan(n, c, h * w, hidden, not x.is_contiguous()), n, c, h * w
+
+
+@on_its_device
+def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> tuple[Tensor, Kept]:
+    """x (N, C, H, W), dense in one of both layouts, times its gates.
+
+    Args:
+        x: the map.
+        parameters: weights and biases of the perceptron, (D, C), (D,), (C, D), (C,); the amount of the blend, () or
+            None; weight of the spatial gate's convolution, (1, 2, K, K), weight and bias of its norm, (1,), or None.
+        pools: of the channel gate.
+        norm: of the spatial gate, or None without such a gate.
+    """
+    w1, b1, w2, b2, amount, weight, gamma, beta = parameters
+    hidden = len(w1)
+    plan, n, c, size = _plan_for(x, hidden)
+    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
+    out = torch.empty_like(x)
+    state = torch.empty((n, 4 * c + 2 * hidden), dtype=torch.float32, device=x.device)
+    grid, turns = plan.pool
+    partial = torch.empty((n, grid[2], 3, c), dtype=torch.float32, device=x.device)
+    channel.pool[grid](x, partial, size, c, *steps, turns, pools.max, *tile, num_warps=8)
+    channel.perceptron[n,](
+        partial, state, w1, b1, w2, b2, size, c, hidden, grid[2], *pools, row, deep, num_warps=warps
+    )  # fmt: skip
+    maps, moments = state, state  # not used
+    if norm is not None:
+        maps, moments = _spatial_forward(x, state, weight, gamma, beta, norm, plan)
+    grid, turns = plan.multiply
+    channel.multiply[grid](
+        x, out, state, maps, state if amount is None else amount, size, c, hidden, *steps, turns,
+        amount is not None, norm is not None, *tile, num_warps=8,
+    )  # fmt: skip
+    return out, Kept(state, maps, moments)
+
+
+def _spatial_forward(
+    x: Tensor, state: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, norm: Norm, plan: _Plan
+) -> tuple[Tensor, Tensor]:
+    """The maps (N, 5, H·W) of the spatial gate, and mean and 1/deviation of its norm (2,)."""
+    n, c, h, w = x.shape
+    size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
+    maps = torch.empty((n, 5, size), dtype=torch.float32, device=x.device)
+    spatial.pool_channels[n, _ceil(size, across[0])](
+        x, state, maps, size, c, state.shape[1], *plan.steps, *across, num_warps=8
+    )  # fmt: skip
+    blocks = _ceil(size, columns)
+    parts = n * blocks
+    partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
+    moments = torch.empty(2, dtype=torch.float32, device=x.device)
+    spatial.convolve[n, blocks](maps, weight, partial, h, w, kernel, norm.training, columns)
+    spatial.normalise[_ceil(n * size, POSITIONS),](
+        maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments,
+        n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts)),
+    )  # fmt: skip
+    return maps, moments
+
+
+@on_its_device
+def backward(
+    g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool
+) -> list[Tensor | None]:
+    """Gradients of x and all parameters, from that of the output; g and x in the same memory layout.
+
+    ``training``: whether the norm of the spatial gate used the statistics of the batch.
+    """
+    w1, _, w2, _, amount, weight, gamma, _ = parameters
+    hidden, (state, maps, _) = len(w1), kept
+    plan, n, c, size = _plan_for(x, hidden)
+    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
+    share, flags = state if amount is None else amount, (amount is not None, weight is not None)
+    dx, grads = torch.empty_like(x), torch.empty_like(state)
+    gradients = [None if parameter is None else torch.empty_like(parameter) for parameter in parameters]
+    damount = grads if amount is None else gradients[4]
+    dmaps = state  # not used
+    if weight is not None:
+        dmaps = _spatial_backward(g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0])
+    grid, turns = plan.pool
+    partial = torch.empty((n, grid[2], c), dtype=torch.float32, device=x.device)
+    channel.gate_grad[grid](
+        g, x, maps, dmaps, share, partial, size, c, *steps, turns, *flags, *tile, num_warps=8
+    )  # fmt: skip
+    channel.perceptron_grad[n,](
+        partial, state, grads, w1, w2, share, size, c, hidden, grid[2], *pools, *flags, row, deep, num_warps=warps
+    )  # fmt: skip
+    grid, turns = plan.multiply
+    channel.input_grad[grid](
+        g, dx, state, grads, maps, dmaps, share, size, c, hidden, *steps, turns, *pools, *flags, *tile, num_warps=8
+    )  # fmt: skip
+    channel.parameter_grad[_ceil(c, 32), _ceil(hidden, 16)](
+        state, grads, *gradients[:4], damount, n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
+    )  # fmt: skip
+    return [dx, *gradients]
+
+
+def _spatial_backward(
+    g: Tensor, x: Tensor, share: Tensor, weight: Tensor, gamma: Tensor, kept: Kept, damount: Tensor,
+    gradients: list[Tensor | None], plan: _Plan, training: bool, blend: bool,
+) -> Tensor:  # fmt: skip
+    """The gradients of the maps (N, 3, H·W); fills in those of the gate's parameters and of the amount."""
+    (n, c, h, w), (state, maps, moments) = x.shape, kept
+    size, kernel, columns = h * w, weight.shape[-1], plan.columns
+    dmaps = torch.empty((n, 3, size), dtype=torch.float32, device=x.device)
+    grid, turns = plan.positions
+    parts = grid[0] * grid[1]
+    partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
+    spatial.spatial_grad[grid](
+        g, x, state, maps, dmaps, moments, share, partial, size, c, state.shape[1], *plan.steps, turns, blend,
+        *plan.across, num_warps=8,
+    )  # fmt: skip
+    spatial.norm_grad[_ceil(n * size, POSITIONS),](
+        maps, dmaps, partial, gamma, moments, *gradients[6:], damount, n * size, size, parts,
+        training, blend, POSITIONS, min(POSITIONS, _power(parts)),
+    )  # fmt: skip
+    spatial.convolution_input_grad[n, _ceil(size, columns)](dmaps, weight, h, w, kernel, columns)
+    turns = max(4, _ceil(n * size, 16 * PROGRAMS))
+    programs, taps = _ceil(n * size, 16 * turns), 2 * kernel * kernel
+    sums = torch.empty((programs, taps), dtype=torch.float32, device=x.device)
+    spatial.convolution_weight_grad[programs,](maps, dmaps, sums, n * size, h, w, turns, kernel, 16, _power(taps))
+    gradients[5] = sums.sum(0).view(weight.shape).to(weight.dtype)
+    return dmaps
