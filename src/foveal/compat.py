@@ -56,6 +56,16 @@ CONV_FORWARD = tuple(name for name in ("forward", "_conv_forward") if hasattr(nn
 # What is running --------------------------------------------------------------------------------------------------
 
 
+def exporting() -> bool:
+    """Whether ``torch.export`` or the ONNX exporter is tracing; False inside ``torch.compile``.
+
+    ``torch.compiler.is_exporting()`` is True inside ``torch.compile`` too, in PyTorch 2.8 to 2.11; the flag is not. It
+    is read here and not at import, because it changes; compiled code is guarded by it.
+    """
+    flag = getattr(torch.compiler, "_is_exporting_flag", None)
+    return torch.compiler.is_exporting() if flag is None else flag
+
+
 def transforms_active() -> bool:
     """Whether a transform of ``torch.func`` (vmap, grad, jvp, …) is active. If unknown, True."""
     return _transforms_active is None or _transforms_active()
@@ -128,13 +138,12 @@ def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     >>> unchanged(layer, nn.Linear), unchanged(layer, nn.Conv2d)
     (True, False)
     """
-    attributes = module.__dict__
     return (
         type(module) is kind
-        and not any(attributes.get(name, True) for name in _HOOKS)
+        and not any(getattr(module, name, True) for name in _HOOKS)
         and not any(hooks is None or hooks for hooks in _global_hooks)
-        and "forward" not in attributes
-        and attributes.get("_compiled_call_impl") is None
+        and "forward" not in module.__dict__
+        and not is_compiled_in_place(module)
     )
 
 

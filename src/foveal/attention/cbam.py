@@ -7,15 +7,14 @@ spatial=False`` and ``pools=("avg",), spatial=True``.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
 from foveal.attention.records.record import Attends
 from foveal.compat import unchanged
 from foveal.errors import UserError, unknown
-from foveal.kernels.gates.fused import fused_gates
-from foveal.kernels.gates.plain import channel_gate, spatial_gate
+from foveal.kernels.gates.fused import compiled_conv, fused_gates
+from foveal.kernels.gates.plain import blend, channel_gate, spatial_gate
 
 
 class ChannelGate(Attends):
@@ -54,7 +53,7 @@ class SpatialGate(Attends):
                 "one sample with a 1×1 map cannot be normalised in training mode: train with a batch of at least two, "
                 "or switch the attention to eval mode"
             )
-        gate = spatial_gate(x, self.conv, self.norm)
+        gate = spatial_gate(x, compiled_conv(self.conv), self.norm)
         self.note(gate)
         return gate
 
@@ -70,6 +69,7 @@ class CBAM(Gate):
         spatial: whether the spatial gate follows.
         start: ``identity`` to start as the identity (one more parameter), ``paper`` for the published module.
 
+    >>> import torch
     >>> CBAM(64)(torch.rand(2, 64, 7, 5)).shape
     torch.Size([2, 64, 7, 5])
     """
@@ -106,19 +106,18 @@ class CBAM(Gate):
             return out
         channel = self.channel(x)
         if self.spatial is None:
-            return self.blend.scale(x, channel)
+            return self.blend(x, channel)
         attended = x * channel.to(x.dtype)[:, :, None, None]
-        return self.blend(x, attended * self.spatial(attended).to(x.dtype)[:, None])
+        return blend(x, attended, channel, self.spatial(attended), self.blend.amount)
 
     def _fused(self, x: Tensor) -> Tensor | None:
         """The result in few launches, or None where the plain form must run."""
         channel, spatial = self.channel, self.spatial
-        if torch.compiler.is_compiling() or channel.watchers or not unchanged(channel, ChannelGate):
+        if channel.watchers or not (unchanged(channel, ChannelGate) and unchanged(self.blend, Blend)):
             return None
         gate: tuple[nn.Module, ...] = ()
         if spatial is not None:
-            one_value = x.numel() <= x.shape[1]  # the plain form raises its error
-            if spatial.watchers or one_value or not unchanged(spatial, SpatialGate):
+            if spatial.watchers or not unchanged(spatial, SpatialGate):
                 return None
             gate = spatial.conv, spatial.norm
         return fused_gates(x, channel.pools, channel.squeeze, channel.excite, self.blend.amount, *gate)

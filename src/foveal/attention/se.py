@@ -6,10 +6,10 @@ the networks that the AW-convolution paper compares with.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
+from foveal.compat import unchanged
 from foveal.kernels.gates.fused import fused_gates
 from foveal.kernels.gates.plain import channel_gate
 
@@ -23,6 +23,7 @@ class SqueezeExcite(Gate):
         reduction: C divided by this is the width of the bottleneck, at least 1.
         start: ``identity`` to start as the identity (one more parameter), ``paper`` for the published module.
 
+    >>> import torch
     >>> SqueezeExcite(64, start="paper")(torch.rand(2, 64, 7, 5)).shape
     torch.Size([2, 64, 7, 5])
     """
@@ -38,10 +39,10 @@ class SqueezeExcite(Gate):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate ``x`` (N, C, H, W)."""
-        if not self.watchers:
+        if not self.watchers and unchanged(self.blend, Blend):
             out = fused_gates(x, ("avg",), self.squeeze, self.excite, self.blend.amount)
             if out is not None:
                 return out
         gate = channel_gate(x, ("avg",), self.squeeze, self.excite)
         self.note(gate)
-        return self.blend.scale(x, gate)
+        return self.blend(x, gate)

@@ -120,11 +120,7 @@ class Blend(nn.Module):
             raise unknown("start", start, ("identity", "paper"))
         self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
 
-    def forward(self, x: Tensor, attended: Tensor) -> Tensor:
-        """Blend two maps of the same shape."""
-        return plain.blend(x, attended, self.amount)
-
-    def scale(self, x: Tensor, gate: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """Blend ``x`` (N, C, H, W) and its product with ``gate`` (N, C), in one multiplication."""
         return plain.multiply(x, gate, self.amount)
 

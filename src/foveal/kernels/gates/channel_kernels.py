@@ -130,7 +130,7 @@ def gate_grad(
     g, x, maps, dmaps, amount, partial, HW, C, SP, SC, STEPS,
     BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the multiplier, or with a spatial gate of the channel gate: Σ over positions, partial (N, PARTS, C)."""
+    """Gradient of the multiplier, or with a spatial gate of the channel gate: sums of parts, partial (N, PARTS, C)."""
     n, part = tl.program_id(0), tl.program_id(2)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     known = c < C
@@ -294,6 +294,5 @@ def parameter_grad(
         tl.store(db2 + c, bias_out.to(db2.dtype.element_ty), mask=known)
     if tl.program_id(0) == 0:
         tl.store(db1 + d, bias_into.to(db1.dtype.element_ty), mask=exists)
-    if BLEND:
-        if tl.program_id(0) + tl.program_id(1) == 0:
+        if BLEND and tl.program_id(1) == 0:
             tl.store(damount, tl.sum(share, 0).to(damount.dtype.element_ty))

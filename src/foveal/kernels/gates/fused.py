@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.compat import forward_mode_active, saved_tensor_hooks_active, unchanged
+from foveal.compat import exporting, forward_mode_active, saved_tensor_hooks_active, unchanged
 from foveal.kernels.gates import plain
+from foveal.kernels.gates.pair_conv import pair_conv2d
 from foveal.kernels.support import fused_available, observed
 
 if TYPE_CHECKING:
-    from foveal.kernels.gates.launch import Norm, Pools
+    from foveal.kernels.gates.launch import Pools
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CHANNELS = 8192  # a program holds a row of the perceptron's weights
@@ -24,11 +25,11 @@ WHOLE = 2**24  # indices are stored as float32
 def fused_gates(
     x: Tensor,
     pools: Sequence[str],
-    squeeze: nn.Module,
-    excite: nn.Module,
+    squeeze: Any,
+    excite: Any,
     amount: Tensor | None,
-    conv: nn.Module | None = None,
-    norm: nn.Module | None = None,
+    conv: Any = None,
+    norm: Any = None,
 ) -> Tensor | None:
     """The output of a channel gate and, with ``conv`` and ``norm``, a spatial gate; None where the plain form must run.
 
@@ -51,11 +52,11 @@ def fused_gates(
     parameters = [squeeze.weight, squeeze.bias, excite.weight, excite.bias, amount, None, None, None]
     state = None
     if conv is not None and norm is not None:
-        if not (_usual_conv(conv) and _usual_norm(norm)):
-            return None
+        if not (_usual_conv(conv) and _usual_norm(norm)) or (norm.training and x.numel() <= x.shape[1]):
+            return None  # of one value the plain form says that it cannot be normalised
         parameters[5:] = conv.weight, norm.weight, norm.bias
         state = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps, norm.training
-    if len(set(pools)) < len(pools) or not _fusable(x, parameters):
+    if len(set(pools)) < len(pools) or x.ndim != 4 or not _fusable(x, parameters):
         return None
     from foveal.kernels.gates import launch
 
@@ -63,6 +64,15 @@ def fused_gates(
     kinds = launch.Pools("avg" in pools, "max" in pools)
     out: Tensor = _Gates.apply(x, *parameters, kinds, None if state is None else launch.Norm(*state))
     return out
+
+
+def compiled_conv(conv: nn.Module) -> plain.Layer:
+    """``conv`` of a spatial gate, or inside ``torch.compile`` on a GPU the operator that replaces it."""
+    if not torch.compiler.is_compiling() or exporting() or not _usual_conv(conv):
+        return conv
+    if conv.weight.dtype not in DTYPES or not fused_available(conv.weight.device):
+        return conv
+    return lambda pair: pair_conv2d(pair, conv.weight)
 
 
 def _usual_conv(conv: Any) -> bool:
@@ -91,8 +101,7 @@ def _fusable(x: Tensor, parameters: list[Any]) -> bool:
     tensors, c = [parameter for parameter in parameters if parameter is not None], x.shape[1]
     hidden = len(parameters[0])
     return (
-        x.ndim == 4
-        and x.dtype in DTYPES
+        x.dtype in DTYPES
         and 0 < x.numel() < 2**31
         and c <= MOST_CHANNELS
         and x.shape[2] * x.shape[3] < WHOLE
@@ -100,9 +109,14 @@ def _fusable(x: Tensor, parameters: list[Any]) -> bool:
         and parameters[1] is not None
         and parameters[3] is not None
         and (x.dtype == tensors[0].dtype or torch.is_autocast_enabled(x.device.type))
-        and all(t.dtype in DTYPES and t.device == x.device and t.is_contiguous() for t in tensors)
+        and all(t.dtype in DTYPES and t.device == x.device and _dense(t) for t in tensors)
         and not (observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active())
     )
+
+
+def _dense(t: Tensor) -> bool:
+    """Whether the kernels can read a parameter: contiguous, or the convolution's weight of a channels-last model."""
+    return t.is_contiguous() or (t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last))
 
 
 class _Gates(torch.autograd.Function):
@@ -127,8 +141,8 @@ class _Gates(torch.autograd.Function):
             return *_differentiable(ctx, g, [x, *parameters], moments), None, None
         g = g.contiguous(memory_format=launch.layout(x))
         kept = launch.Kept(state, maps, moments)
-        gradients = launch.backward(g, x, parameters, ctx.pools, kept, bool(ctx.training))
         needed = ctx.needs_input_grad
+        gradients = launch.backward(g, x, parameters, ctx.pools, kept, bool(ctx.training), any(needed[1:]))
         return *(grad if need else None for grad, need in zip(gradients, needed[:9], strict=True)), None, None
 
 
@@ -144,9 +158,9 @@ def _differentiable(ctx: Any, g: Tensor, inputs: list[Any], moments: Tensor) -> 
 
 
 def _plain(inputs: list[Any], pools: Pools, training: bool | None, eps: float, moments: Tensor) -> Tensor:
-    """The plain form, in float32, as a function of the inputs of :class:`_Gates`; ``training`` None: no spatial gate."""
-    low = inputs[0].dtype
-    x, w1, b1, w2, b2, amount, weight, gamma, beta = (None if t is None else t.float() for t in inputs)
+    """The plain form, in float32, as a function of the inputs of :class:`_Gates`; no spatial gate: training is None."""
+    low, inputs = inputs[0].dtype, [None if t is None else t.float() for t in inputs]
+    x, w1, b1, w2, b2, amount, weight, gamma, beta = inputs
     names = ["avg"] * pools.avg + ["max"] * pools.max
     with torch.autocast(x.device.type, enabled=False):
         gate = plain.channel_gate(x, names, lambda p: F.linear(p, w1, b1), lambda p: F.linear(p, w2, b2))
@@ -160,4 +174,4 @@ def _plain(inputs: list[Any], pools: Pools, training: bool | None, eps: float, m
 
         attended = x * gate[:, :, None, None]
         spatial = plain.spatial_gate(attended, lambda p: F.conv2d(p, weight, padding=weight.shape[-1] // 2), norm)
-        return plain.blend(x, attended * spatial[:, None], amount).to(low)
+        return plain.blend(x, attended, gate, spatial, amount).to(low)

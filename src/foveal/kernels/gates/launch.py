@@ -16,7 +16,7 @@ from foveal.kernels.support import on_its_device
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
 BUSY = 1024  # programs that keep a large GPU busy
 POSITIONS = 1024  # of a program of the norm
-PROGRAMS = 528  # of the convolution's weight gradient; each leaves a row to add up
+ROWS, PROGRAMS = 16, 528  # positions of a tile of the convolution's weight gradient, and most programs
 
 
 class Norm(NamedTuple):
@@ -107,7 +107,7 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         across=across,
         positions=((n, _ceil(lines, steps)), steps),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
-        columns=max(128, min(512, _power(size))),
+        columns=_columns(size),
     )
 
 
@@ -125,7 +125,7 @@ def _plan_for(x: Tensor, hidden: int) -> tuple[_Plan, int, int, int]:
 
 @on_its_device
 def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> tuple[Tensor, Kept]:
-    """x (N, C, H, W), dense in one of both layouts, times its gates.
+    """Multiply x (N, C, H, W), dense in one of both layouts, by its gates.
 
     Args:
         x: the map.
@@ -171,7 +171,9 @@ def _spatial_forward(
     parts = n * blocks
     partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
     moments = torch.empty(2, dtype=torch.float32, device=x.device)
-    spatial.convolve[n, blocks](maps, weight, partial, h, w, kernel, norm.training, columns)
+    spatial.convolve[n, blocks](
+        maps, weight, maps[:, 3], partial, h, w, 5 * size, 5 * size, *_strides(weight), kernel, norm.training, columns
+    )  # fmt: skip
     spatial.normalise[_ceil(n * size, POSITIONS),](
         maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments,
         n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts)),
@@ -181,11 +183,18 @@ def _spatial_forward(
 
 @on_its_device
 def backward(
-    g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool
+    g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool
 ) -> list[Tensor | None]:
-    """Gradients of x and all parameters, from that of the output; g and x in the same memory layout.
+    """Gradients of x and all parameters, from that of the output.
 
-    ``training``: whether the norm of the spatial gate used the statistics of the batch.
+    Args:
+        g: gradient of the output, in the memory layout of x.
+        x: as in :func:`forward`.
+        parameters: as there.
+        pools: as there.
+        kept: what it returned.
+        training: whether the norm of the spatial gate used the statistics of the batch.
+        of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
     """
     w1, _, w2, _, amount, weight, gamma, _ = parameters
     hidden, (state, maps, _) = len(w1), kept
@@ -193,11 +202,13 @@ def backward(
     tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
     share, flags = state if amount is None else amount, (amount is not None, weight is not None)
     dx, grads = torch.empty_like(x), torch.empty_like(state)
-    gradients = [None if parameter is None else torch.empty_like(parameter) for parameter in parameters]
+    gradients: list[Any] = [None if parameter is None else torch.empty_like(parameter) for parameter in parameters]
     damount = grads if amount is None else gradients[4]
     dmaps = state  # not used
     if weight is not None:
-        dmaps = _spatial_backward(g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0])
+        dmaps = _spatial_backward(
+            g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0], of_parameters
+        )
     grid, turns = plan.pool
     partial = torch.empty((n, grid[2], c), dtype=torch.float32, device=x.device)
     channel.gate_grad[grid](
@@ -210,15 +221,16 @@ def backward(
     channel.input_grad[grid](
         g, dx, state, grads, maps, dmaps, share, size, c, hidden, *steps, turns, *pools, *flags, *tile, num_warps=8
     )  # fmt: skip
-    channel.parameter_grad[_ceil(c, 32), _ceil(hidden, 16)](
-        state, grads, *gradients[:4], damount, n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
-    )  # fmt: skip
+    if of_parameters:
+        channel.parameter_grad[_ceil(c, 32), _ceil(hidden, 16)](
+            state, grads, *gradients[:4], damount, n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
+        )  # fmt: skip
     return [dx, *gradients]
 
 
 def _spatial_backward(
     g: Tensor, x: Tensor, share: Tensor, weight: Tensor, gamma: Tensor, kept: Kept, damount: Tensor,
-    gradients: list[Tensor | None], plan: _Plan, training: bool, blend: bool,
+    gradients: list[Any], plan: _Plan, training: bool, blend: bool, of_parameters: bool,
 ) -> Tensor:  # fmt: skip
     """The gradients of the maps (N, 3, H·W); fills in those of the gate's parameters and of the amount."""
     (n, c, h, w), (state, maps, moments) = x.shape, kept
@@ -235,10 +247,55 @@ def _spatial_backward(
         maps, dmaps, partial, gamma, moments, *gradients[6:], damount, n * size, size, parts,
         training, blend, POSITIONS, min(POSITIONS, _power(parts)),
     )  # fmt: skip
-    spatial.convolution_input_grad[n, _ceil(size, columns)](dmaps, weight, h, w, kernel, columns)
-    turns = max(4, _ceil(n * size, 16 * PROGRAMS))
-    programs, taps = _ceil(n * size, 16 * turns), 2 * kernel * kernel
-    sums = torch.empty((programs, taps), dtype=torch.float32, device=x.device)
-    spatial.convolution_weight_grad[programs,](maps, dmaps, sums, n * size, h, w, turns, kernel, 16, _power(taps))
-    gradients[5] = sums.sum(0).view(weight.shape).to(weight.dtype)
+    spatial.convolution_input_grad[n, _ceil(size, columns)](
+        dmaps, weight, dmaps[:, 1], h, w, 3 * size, 3 * size, *_strides(weight), kernel, columns
+    )  # fmt: skip
+    if of_parameters:
+        gradients[5].copy_(_weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size))
     return dmaps
+
+
+def _weight_grad(pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_step: int, g_step: int) -> Tensor:
+    """Gradient of the convolution's weight, float32 (1, 2, K, K)."""
+    kernel, count = weight.shape[-1], len(g) * h * w
+    steps = max(4, _ceil(count, ROWS * PROGRAMS))
+    programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
+    sums = torch.empty((programs, taps), dtype=torch.float32, device=g.device)
+    spatial.convolution_weight_grad[programs,](
+        pair, g, sums, count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
+    )  # fmt: skip
+    return sums.sum(0).view(weight.shape)
+
+
+def _strides(weight: Tensor) -> tuple[int, int]:
+    """From one channel of the convolution's weight (1, 2, K, K), and from one tap, to the next."""
+    return (weight.shape[-1] ** 2, 1) if weight.is_contiguous() else (1, 2)
+
+
+def _columns(size: int) -> int:
+    """Positions of a program of the convolution."""
+    return max(128, min(512, _power(size)))
+
+
+@on_its_device
+def convolve(pair: Tensor, weight: Tensor) -> Tensor:
+    """The convolution of a spatial gate by itself: contiguous (N, 2, H, W) and (1, 2, K, K) to float32 (N, 1, H, W)."""
+    n, _, h, w = pair.shape
+    size, columns = h * w, _columns(h * w)
+    out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
+    spatial.convolve[n, _ceil(size, columns)](
+        pair, weight, out, out, h, w, 2 * size, size, *_strides(weight), weight.shape[-1], False, columns
+    )  # fmt: skip
+    return out
+
+
+@on_its_device
+def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of both arguments of :func:`convolve`; all contiguous."""
+    n, _, h, w = pair.shape
+    size, columns = h * w, _columns(h * w)
+    dpair = torch.empty_like(pair)
+    spatial.convolution_input_grad[n, _ceil(size, columns)](
+        g, weight, dpair, h, w, size, 2 * size, *_strides(weight), weight.shape[-1], columns
+    )  # fmt: skip
+    return dpair, _weight_grad(pair, g, weight, h, w, 2 * size, size).to(weight.dtype)

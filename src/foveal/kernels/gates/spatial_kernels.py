@@ -5,7 +5,8 @@ What is as large as a map of one channel lies in five maps of float32 a sample, 
     maximum over channels, mean over channels, channel of the maximum, output of the convolution, gate
 
 and their gradients in three, (N, 3, H·W): of the convolution's output, of the maximum, of the mean. Tiles and flags are
-those of :mod:`.channel_kernels`.
+those of :mod:`.channel_kernels`. The convolution is also an operator of its own: its kernels take the distance between
+samples of each argument, and MEAN_AT and TAP_STEP, the strides of the weight, which may be channels-last.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -46,20 +47,25 @@ def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.c
 
 
 @triton.jit
-def convolve(maps, weight, partial, H, W, K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr):
+def convolve(
+    pair, weight, out, partial, H, W, PAIR_STEP, OUT_STEP, MEAN_AT, TAP_STEP,
+    K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
     """The convolution; in training also count, mean and sum of squared deviations of its output, partial (3, parts)."""
     n, HW = tl.program_id(0), H * W
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     here, row, column = p < HW, p // W, p % W
-    maps += n.to(tl.int64) * 5 * HW
+    pair += n.to(tl.int64) * PAIR_STEP
     total = tl.zeros((BP,), tl.float32)
     for tap in range(K * K):
         y, z = row + tap // K - K // 2, column + tap % K - K // 2
         inside = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        at = y * W + z
-        total += tl.load(weight + tap).to(tl.float32) * tl.load(maps + at, mask=inside, other=0.0)
-        total += tl.load(weight + K * K + tap).to(tl.float32) * tl.load(maps + HW + at, mask=inside, other=0.0)
-    tl.store(maps + 3 * HW + p, total, mask=here)
+        at = pair + y * W + z
+        factor = weight + tap * TAP_STEP
+        total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(at + HW, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(factor + MEAN_AT).to(tl.float32) * value
+    tl.store(out + n.to(tl.int64) * OUT_STEP + p, total, mask=here)
     if TRAINING:
         count = tl.sum(here.to(tl.float32), 0)
         mean = tl.sum(tl.where(here, total, 0.0), 0) / count
@@ -120,7 +126,7 @@ def spatial_grad(
     g, x, state, maps, dmaps, moments, amount, partial, HW, C, ROW, SP, SC, STEPS,
     BLEND: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the norm's output; partial (3, parts): sums of it, of it times the normalised value, of the amount's."""
+    """Gradient of the norm's output; partial (3, parts): sums of it, of it times normalised value, of the amount."""
     n, part = tl.program_id(0), tl.program_id(1)
     x += n.to(tl.int64) * HW * C
     g += n.to(tl.int64) * HW * C
@@ -190,26 +196,30 @@ def norm_grad(
 
 
 @triton.jit
-def convolution_input_grad(dmaps, weight, H, W, K: tl.constexpr, BP: tl.constexpr):
+def convolution_input_grad(
+    g, weight, dpair, H, W, G_STEP, PAIR_STEP, MEAN_AT, TAP_STEP, K: tl.constexpr, BP: tl.constexpr
+):
     """Gradients of the maximum and the mean over channels."""
     n, HW = tl.program_id(0), H * W
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     here, row, column = p < HW, p // W, p % W
-    dmaps += n.to(tl.int64) * 3 * HW
+    g += n.to(tl.int64) * G_STEP
     of_max, of_mean = tl.zeros((BP,), tl.float32), tl.zeros((BP,), tl.float32)
     for tap in range(K * K):
         y, z = row - tap // K + K // 2, column - tap % K + K // 2
         inside = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        gradient = tl.load(dmaps + y * W + z, mask=inside, other=0.0)
-        of_max += tl.load(weight + tap).to(tl.float32) * gradient
-        of_mean += tl.load(weight + K * K + tap).to(tl.float32) * gradient
-    tl.store(dmaps + HW + p, of_max, mask=here)
-    tl.store(dmaps + 2 * HW + p, of_mean, mask=here)
+        gradient = tl.load(g + y * W + z, mask=inside, other=0.0)
+        factor = weight + tap * TAP_STEP
+        of_max += tl.load(factor).to(tl.float32) * gradient
+        of_mean += tl.load(factor + MEAN_AT).to(tl.float32) * gradient
+    to = dpair + n.to(tl.int64) * PAIR_STEP + p
+    tl.store(to, of_max.to(dpair.dtype.element_ty), mask=here)
+    tl.store(to + HW, of_mean.to(dpair.dtype.element_ty), mask=here)
 
 
 @triton.jit
 def convolution_weight_grad(
-    maps, dmaps, partial, M, H, W, STEPS, K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr
+    pair, g, partial, M, H, W, PAIR_STEP, G_STEP, STEPS, K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr
 ):
     """Gradient of the weight (2·K·K,) from STEPS tiles of BP of the M = N·H·W positions: a row of partial."""
     HW = H * W
@@ -220,9 +230,9 @@ def convolution_weight_grad(
     for i in range(STEPS):
         q = (tl.program_id(0).to(tl.int64) * STEPS + i) * BP + tl.arange(0, BP)
         here, n, p = q < M, q // HW, (q % HW).to(tl.int32)
-        gradient = tl.load(dmaps + n * 3 * HW + p, mask=here, other=0.0)
+        gradient = tl.load(g + n * G_STEP + p, mask=here, other=0.0)
         y, z = (p // W)[:, None] + down[None, :], (p % W)[:, None] + right[None, :]
         inside = here[:, None] & used[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        at = maps + (n * 5 * HW)[:, None] + source[None, :] * HW + y * W + z
-        total += tl.load(at, mask=inside, other=0.0) * gradient[:, None]
+        at = pair + (n * PAIR_STEP)[:, None] + source[None, :] * HW + y * W + z
+        total += tl.load(at, mask=inside, other=0.0).to(tl.float32) * gradient[:, None]
     tl.store(partial + tl.program_id(0) * 2 * K * K + tap, tl.sum(total, 0), mask=used)
