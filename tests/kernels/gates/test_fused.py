@@ -34,7 +34,7 @@ def available(monkeypatch):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
-    monkeypatch.setattr(launch, "ELEMENTS", 32)
+    monkeypatch.setattr(launch, "ELEMENTS", 64)
     monkeypatch.setattr(launch, "BUSY", 4)
     monkeypatch.setattr(launch, "PROGRAMS", 2)
     monkeypatch.setattr(launch, "POSITIONS", 16)

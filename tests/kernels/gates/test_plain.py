@@ -37,7 +37,7 @@ def test_blends(amount, compiling):
     expected = attended * spatial[:, None]
     if amount is not None:
         expected = x + amount * (expected - x)
-    with mock.patch("torch.compiler.is_compiling", lambda: compiling):
+    with mock.patch("torch.compiler.is_compiling", return_value=compiling):
         actual = plain.blend(x, attended, channel, spatial, amount)
     torch.testing.assert_close(actual, expected)
     if amount == 0:

@@ -20,8 +20,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+SIZES = ("N", "HW", "D", "STEPS", "PARTS")
+"""Arguments whose values Triton does not compile kernels of their own for: that would only slow the first step."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=SIZES)
 def pool(x, partial, HW, C, SP, SC, STEPS, MAX: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
     """Sum, maximum and its first position of a part of the positions: partial (N, PARTS, 3, C)."""
     n, part = tl.program_id(0), tl.program_id(2)
@@ -50,7 +53,7 @@ def pool(x, partial, HW, C, SP, SC, STEPS, MAX: tl.constexpr, BP: tl.constexpr, 
         tl.store(to + 2 * C, earliest.to(tl.float32), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def perceptron(
     partial, state, w1, b1, w2, b2, HW, C, D, PARTS,
     AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
@@ -98,7 +101,7 @@ def perceptron(
     tl.store(state + c, tl.sigmoid(logits), mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def multiply(
     x, out, state, maps, amount, HW, C, D, SP, SC, STEPS,
     BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -125,7 +128,7 @@ def multiply(
         tl.store(out + at, (value * gate).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def gate_grad(
     g, x, maps, dmaps, amount, partial, HW, C, SP, SC, STEPS,
     BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -162,7 +165,7 @@ def _attended_grad(maps, dmaps, p, here, c, HW, C):
     return of_mean[:, None] + tl.where(winner[:, None] == c[None, :], of_max[:, None], 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def perceptron_grad(
     partial, state, grads, w1, w2, amount, HW, C, D, PARTS,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
@@ -208,7 +211,7 @@ def perceptron_grad(
         tl.store(grads + 2 * C + c, of_top, mask=known)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def input_grad(
     g, dx, state, grads, maps, dmaps, amount, HW, C, D, SP, SC, STEPS,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
@@ -250,7 +253,7 @@ def input_grad(
         tl.store(dx + at, total.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def parameter_grad(
     state, grads, dw1, db1, dw2, db2, damount, N, C, D,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr,

@@ -16,8 +16,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+SIZES = (
+    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "PAIR_STEP", "OUT_STEP", "G_STEP", "MEAN_AT", "TAP_STEP", "momentum",
+    "eps",
+)  # fmt: skip
+"""As in :mod:`.channel_kernels`."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize=SIZES)
 def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.constexpr):
     """Maximum, mean and first channel of the maximum of x times channel gate, at each of BP positions."""
     n = tl.program_id(0)
@@ -46,7 +52,7 @@ def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.c
     tl.store(to + 2 * HW, first.to(tl.float32), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def convolve(
     pair, weight, out, partial, H, W, PAIR_STEP, OUT_STEP, MEAN_AT, TAP_STEP,
     K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr,
@@ -77,7 +83,7 @@ def convolve(
         tl.store(to + 2 * parts, spread)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def normalise(
     maps, partial, gamma, beta, running_mean, running_var, batches, moments, M, HW, PARTS, momentum, eps,
     TRAINING: tl.constexpr, BP: tl.constexpr, BR: tl.constexpr,
@@ -121,7 +127,7 @@ def normalise(
     tl.store(at + 4 * HW, tl.sigmoid(value), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def spatial_grad(
     g, x, state, maps, dmaps, moments, amount, partial, HW, C, ROW, SP, SC, STEPS,
     BLEND: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -165,7 +171,7 @@ def spatial_grad(
         tl.store(to + 2 * parts, tl.sum(blend, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def norm_grad(
     maps, dmaps, partial, gamma, moments, dgamma, dbeta, damount, M, HW, PARTS,
     TRAINING: tl.constexpr, BLEND: tl.constexpr, BP: tl.constexpr, BR: tl.constexpr,
@@ -195,7 +201,7 @@ def norm_grad(
     tl.store(at, value * tl.load(gamma).to(tl.float32) * inverse, mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def convolution_input_grad(
     g, weight, dpair, H, W, G_STEP, PAIR_STEP, MEAN_AT, TAP_STEP, K: tl.constexpr, BP: tl.constexpr
 ):
@@ -217,7 +223,7 @@ def convolution_input_grad(
     tl.store(to + HW, of_mean.to(dpair.dtype.element_ty), mask=here)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def convolution_weight_grad(
     pair, g, partial, M, H, W, PAIR_STEP, G_STEP, STEPS, K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr
 ):
