@@ -13,6 +13,7 @@ from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import Attends, AttentionRecord, LazyValues
 from foveal.attention.records.watch import watch
 from foveal.attention.se import SqueezeExcite
+from foveal.attention.spatial import SpatialAttention
 
 __all__ = [
     "CBAM",
@@ -28,6 +29,7 @@ __all__ = [
     "LazyValues",
     "ProgressiveGate",
     "Site",
+    "SpatialAttention",
     "SqueezeExcite",
     "cam",
     "class_attention",

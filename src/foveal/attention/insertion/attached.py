@@ -18,16 +18,19 @@ class Attended:
     attached: nn.ModuleDict
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The layer's own forward, or that of a kernel mechanism; then every gate in turn."""
+        """The gates of the input; the layer's own forward, or that of a kernel mechanism; the gates of the output."""
         kernel = next((module for module in self.attached.values() if isinstance(module, Kernel)), None)
+        gates = [module for module in self.attached.values() if isinstance(module, Gate)]
         try:
-            if kernel is None:
-                output = _check_batch(self, super().forward(*args, **kwargs))  # type: ignore
+            if kernel is not None or any(gate.before for gate in gates):
+                (maps,) = (_check_batch(self, x) for x in (*args, *kwargs.values()))
+                for gate in gates:
+                    maps = gate(maps) if gate.before else maps
+                output = super().forward(maps) if kernel is None else kernel.convolve(self, maps)  # type: ignore
             else:
-                output = kernel.convolve(self, *(_check_batch(self, x) for x in (*args, *kwargs.values())))  # type: ignore
-            for module in self.attached.values():
-                if isinstance(module, Gate):
-                    output = module(output)
+                output = _check_batch(self, super().forward(*args, **kwargs))  # type: ignore
+            for gate in gates:
+                output = output if gate.before else gate(output)
         except UserError as error:
             site = next((module.site for module in self.attached.values()), "")
             raise UserError(f"{site}: {error}") from error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.attention.insertion.insert import At, insert
-from foveal.attention.insertion.registry import Start
+from foveal.attention.insertion.registry import Gate, Start
 from foveal.errors import UserError
 
 
@@ -22,7 +22,7 @@ class Site:
     Attributes:
         name: of the layer in the model.
         layer: its class.
-        shape: (C, H, W) of its output for the example input, or None if the model could not run.
+        shape: (C, H, W) of what it attends to or computes for the example input, or None if the model could not run.
         parameters: number of parameters that it would gain.
         flops: FLOPs that it would gain for one sample (a multiplication and an addition count two), or None if
             the model could not run.
@@ -92,7 +92,11 @@ def _measure(
         return hook
 
     layers = dict(model.named_modules())
-    handles = [layers[name].register_forward_hook(keep(name)) for name in keys]
+    gates = {name: layers[f"{name}.attached.{key}"] for name, key in keys.items()}
+    handles = [
+        (gate if isinstance(gate, Gate) else layers[name]).register_forward_hook(keep(name))
+        for name, gate in gates.items()
+    ]
     if example is None:
         config = getattr(model, "default_cfg", None) or {}
         parameter = next(model.parameters(), torch.zeros(()))

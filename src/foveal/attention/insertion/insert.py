@@ -20,7 +20,7 @@ from torch import nn
 
 from foveal.attention.insertion.attached import Attended, attach, attached_modules, attended_class, detach
 from foveal.attention.insertion.layers import own_modules
-from foveal.attention.insertion.registry import Kernel, Mechanism, Start
+from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.insertion.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
 from foveal.typed import check_names, convert
@@ -141,7 +141,14 @@ class Insertion:
 
 
 def insert(
-    model: nn.Module, mechanism: str, at: At = None, *, start: Start = "identity", stack: bool = False, **options: Any
+    model: nn.Module,
+    mechanism: str,
+    at: At = None,
+    *,
+    start: Start = "identity",
+    stack: bool = False,
+    before: bool | None = None,
+    **options: Any,
 ) -> Insertion:
     """Put attention on layers of ``model``, in place.
 
@@ -152,7 +159,9 @@ def insert(
             ``(name, module) -> bool``.
         start: ``identity``: the model computes what it computed before, to float tolerance, and learns from there;
             ``paper``: the paper's initialisation.
-        stack: allow a layer that already has this mechanism to get it a second time.
+        stack: allow a layer that already has this mechanism to get it once more.
+        before: put a gate on the input of the layers, which must be convolutions, instead of their output; None for
+            what is usual at the usual layers, and the output of others.
         **options: of the mechanism.
 
     Returns:
@@ -169,7 +178,11 @@ def insert(
     options = _check_options(cls, mechanism, options)
     layers = find(model, mechanism, at)
     keys = {site: _free_key(mechanism, cls, site, layer, stack) for site, layer in layers.items()}
-    modules = {site: _build(cls, layer, site, start, options) for site, layer in layers.items()}
+    inputs = _inputs(cls, mechanism, model, layers, at, before)
+    modules = {
+        site: _build(cls, layer, site, start, options | ({"before": True} if site in inputs else {}))
+        for site, layer in layers.items()
+    }
     reference = next(model.parameters(), None)
     done = Insertion(mechanism, model, layers, keys, modules)
     try:
@@ -178,11 +191,23 @@ def insert(
             if parameter is not None:
                 modules[site].to(device=parameter.device, dtype=parameter.dtype)
             modules[site].train(layer.training)
+            modules[site].before = site in inputs
             attach(layer, site, keys[site], modules[site])
     except BaseException:
         done.eject()
         raise
     return done
+
+
+def _inputs(
+    cls: type[Mechanism], name: str, model: nn.Module, layers: dict[str, nn.Module], at: At, before: bool | None
+) -> set[str]:
+    """Names of the layers whose input the mechanism attends to."""
+    if before and not issubclass(cls, Gate):
+        raise UserError(f"before: {name!r} replaces a convolution and is not put before or after it; leave before out")
+    if before is None:
+        return set(cls.usual_before(model)) if at is None else set()
+    return set(layers) if before else set()
 
 
 def _free_key(mechanism: str, cls: type[Mechanism], site: str, layer: nn.Module, stack: bool) -> str:
@@ -215,7 +240,7 @@ def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> 
     init, for_layer = (list(inspect.signature(call).parameters.values()) for call in (cls.__init__, cls.for_layer))
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in init):
         optional = [p.name for p in (*init, *for_layer) if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
-        check_names(options, {*optional, "at", "start", "stack"}.difference(cls.filled), context)
+        check_names(options, {*optional, "at", "before", "start", "stack"}.difference(cls.filled), context)
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # third-party annotations may have names that cannot be resolved
         hints = get_type_hints(cls.for_layer) | get_type_hints(cls.__init__)

@@ -76,7 +76,7 @@ def convolutions(model: nn.Module) -> list[tuple[str, nn.Conv2d]]:
 
 
 MOST = 5  # convolutions of a stem, or of a block with wrapped convolutions; more are a network
-_SHORTCUTS = re.compile(r"(?i:shortcut|downsample)|(^|_)(skip|sc(?![a-z]))|^(proj|identity|residual)$")
+SHORTCUTS = re.compile(r"(?i:shortcut|downsample)|(^|_)(skip|sc(?![a-z]))|^(proj|identity|residual)$")
 _HEADS = re.compile(r"(classifier|head|pre_logits|fc)\b")
 
 
@@ -88,13 +88,13 @@ def blocks(model: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     are blocks. The latter two only count if they hold at least half of the model's convolutions. Attention modules of
     the model are no blocks. Shortcuts, recognised by their names, are left out.
     """
-    attention, plain, wrapped, sequences = _attention(model), [], [], []
+    attention, plain, wrapped, sequences = attention_prefixes(model), [], [], []
     for name, module in own_modules(model):
         is_attention = type(module).__name__.endswith("Attn") or f"{name}.".startswith(attention)
         if is_attention or isinstance(module, nn.ModuleList | nn.ModuleDict):
             continue
         children = [(f"{name}.{child}", layer) for child, layer in module.named_children()]
-        layers = [child for child in children if not _SHORTCUTS.search(child[0].rsplit(".", 1)[-1])]
+        layers = [child for child in children if not SHORTCUTS.search(child[0].rsplit(".", 1)[-1])]
         direct = len(_convs(children))
         if isinstance(module, nn.Sequential):
             sequences.append(list(_unwrapped(name, module)))
@@ -159,7 +159,7 @@ def block_ends(model: nn.Module) -> list[str]:
 
 
 def _after_convolutions(model: nn.Module) -> list[str]:
-    gates = _attention(model)
+    gates = attention_prefixes(model)
     leaves = [(n, m) for n, m in own_modules(model) if isinstance(m, nn.Conv2d) or is_norm(m)]
     leaves = [(n, m) for n, m in leaves if not n.startswith(gates)]
     leaves = [(n, m) for n, m in leaves if not _HEADS.match(n)] or leaves
@@ -172,7 +172,7 @@ def _after_convolutions(model: nn.Module) -> list[str]:
     return names
 
 
-def _attention(model: nn.Module) -> tuple[str, ...]:
+def attention_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Prefixes of the names inside the attention modules of a model: foveal's, squeeze and excitation, and similar."""
     names = (n for n, m in own_modules(model) if isinstance(m, Attends) or _EXCITES.search(type(m).__name__))
     return tuple(f"{name}." for name in names)
@@ -185,9 +185,9 @@ def spatial_convolutions(model: nn.Module) -> list[str]:
     such a convolution is split into a depthwise and a pointwise one (MobileNet), it is the pointwise one. Convolutions
     inside squeeze-and-excitation modules and similar do not count.
     """
-    gates = _attention(model)
+    gates = attention_prefixes(model)
     convs = [(name, conv) for name, conv in convolutions(model) if not name.startswith(gates)]
-    stem = _stem(model, [name for name, _ in convs])
+    stem = stem_length(model, [name for name, _ in convs])
     return [
         name
         for i, ((_, before), (name, conv)) in enumerate(pairwise(convs), 1)
@@ -196,7 +196,7 @@ def spatial_convolutions(model: nn.Module) -> list[str]:
     ]
 
 
-def _stem(model: nn.Module, convs: list[str]) -> int:
+def stem_length(model: nn.Module, convs: list[str]) -> int:
     """Number of the convolutions, by name, that form the stem."""
     inside = {name for layers in blocks(model) for name, module in layers if isinstance(module, nn.Conv2d)}
     if not (block := next((name for name in convs if name in inside), "")):

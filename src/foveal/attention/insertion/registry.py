@@ -46,10 +46,12 @@ class Mechanism(Attends):
 
     Attributes:
         site: name of the layer it was put on.
+        before: whether it attends to the layer's input instead of its output.
         filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
     """
 
     site: str = ""
+    before: bool = False
     filled: tuple[str, ...] = ()
 
     @classmethod
@@ -61,6 +63,11 @@ class Mechanism(Attends):
     def usual(cls, model: nn.Module) -> list[str]:
         """Names of the layers it is usually put on."""
         return block_ends(model)
+
+    @classmethod
+    def usual_before(cls, model: nn.Module) -> list[str]:
+        """Those of :meth:`usual` whose input it attends to, not their output."""
+        return []
 
     @classmethod
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
@@ -79,9 +86,12 @@ class Gate(Mechanism):
         return None
 
     @classmethod
-    def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
-        """Build it for the layer's output channels."""
-        return cls(channels_of(layer), start=start, **options)  # type: ignore[call-arg]
+    def for_layer(cls, layer: nn.Module, *, start: Start, before: bool = False, **options: Any) -> Self:
+        """Build it for the layer's output channels, or for the input channels of a convolution."""
+        channels = getattr(layer, "in_channels", None) if before else channels_of(layer)
+        if channels is None:
+            raise UserError("its number of input channels is not known; before=True is for convolutions")
+        return cls(channels, start=start, **options)  # type: ignore[call-arg]
 
 
 class Kernel(Mechanism):
@@ -105,6 +115,12 @@ def bottleneck(width: int, reduction: int) -> int:
     return max(1, width // reduction)
 
 
+def check_start(start: str) -> None:
+    """Raise unless ``start`` is one of the two initialisations."""
+    if start not in ("identity", "paper"):
+        raise unknown("start", str(start), ("identity", "paper"))
+
+
 class Blend(nn.Module):
     """x + s·(attended − x) with a learned s that starts at zero: at first the identity, but with a gradient.
 
@@ -116,8 +132,7 @@ class Blend(nn.Module):
 
     def __init__(self, start: Start) -> None:
         super().__init__()
-        if start not in ("identity", "paper"):
-            raise unknown("start", start, ("identity", "paper"))
+        check_start(start)
         self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:

@@ -103,6 +103,35 @@ class AttentionRecord:
             values = values.index_select(-3, chosen_heads.to(values.device))
         return values.index_select(-2, rows.to(values.device))
 
+    @property
+    def parts(self) -> dict[str, AttentionRecord]:
+        """What the attention consists of, by name: the terms of spatial attention, the modulation of sampling points.
+
+        Empty for attention without parts.
+        """
+        parts = getattr(self.noted, "parts", {})
+        return {
+            name: AttentionRecord(f"{self.site}:{name}", self.kind, values, self.normalised, self.grid)
+            for name, values in parts.items()
+        }
+
+    def map_at(self, position: tuple[int, int]) -> Tensor:
+        """Where the query at one position of a map attends to.
+
+        Args:
+            position: (x, y) of the query on its map.
+
+        Returns:
+            (N, h', w'), or (N, heads, h', w'), over the map of keys; attached to the graph.
+        """
+        size = getattr(self.noted, "query_size", None)
+        if size is None:
+            raise UserError(f"{self.site} is not attention between the positions of a map; use .rows or .values")
+        (x, y), (height, width) = position, size
+        if not (0 <= x < width and 0 <= y < height):
+            raise UserError(f"position {position} of {self.site} must be inside its map of {width}×{height} queries")
+        return self.rows([y * width + x]).squeeze(-2).unflatten(-1, getattr(self.noted, "key_size"))  # noqa: B009
+
     def _indices(self, name: str, numbers: Sequence[int] | Tensor, count: int) -> Tensor:
         indices = torch.as_tensor(numbers)
         whole = not (indices.is_floating_point() or indices.dtype == torch.bool) or not indices.numel()

@@ -1,0 +1,236 @@
+"""Spatial attention with four switchable terms.
+
+Zhu, Cheng, Zhang, Lin, Dai: "An Empirical Study of Spatial Attention Mechanisms in Deep Networks"
+(https://arxiv.org/abs/1904.05873).
+
+Every position of a map (the query) takes a weighted sum of the values of other positions (the keys). The weight is a
+softmax of up to four terms, from the content of the query, the content of the key and their relative position.
+
+Departures: the terms are one scaled dot product with a few more columns, so that nothing of the size queries × keys is
+built; γ is multiplied into the weights of the output projection; a range that leaves a query without a key is refused.
+Where ``heads`` does not divide the channels, heads are narrower together than the map, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveal.attention.insertion.registry import Gate, Start, check_start, register_mechanism
+from foveal.attention.insertion.stages import inside_blocks
+from foveal.attention.records.spatial_terms import SpatialTerms
+from foveal.errors import UserError
+from foveal.kernels.spatial.fused import attend, pool_by_salience
+from foveal.kernels.spatial.plain import Factors
+from foveal.kernels.spatial.tables import near, relative_codes
+
+
+@register_mechanism("spatial")
+class SpatialAttention(Gate):
+    """Attention over positions with four switchable terms; ``terms="0010"`` is saliency alone.
+
+    With z_q and x_k the contents of query and key, and R the sinusoidal code of their offset, for each head::
+
+        A ∝ exp(E1 + E2 + E3 + E4);   y_q = x_q + γ · W Σ_k A V x_k
+        E1 = z_qᵀ Uᵀ V^C x_k      E2 = z_qᵀ Uᵀ V^R R_{k−q}      E3 = uᵀ V^C x_k      E4 = vᵀ V^R R_{k−q}
+
+    γ is zero at first, so the module starts as the identity, whatever ``start`` says. It is a number without
+    dimensions, which foveal's optimisers do not decay.
+
+    Args:
+        channels: channels C of the map.
+        heads: number of heads M. Each has C/M channels, rounded down.
+        terms: which of the four terms are on, as four digits.
+        kv_stride: keys and values are every so-many-th position along each axis.
+        q_stride: queries likewise; the result is resized bilinearly. Without effect on ``terms="0010"``.
+        spatial_range: keys at most so many pixels away along each axis are seen; −1 for all. Its memory is linear in
+            the size of the map, but out-of-range pairs cost as much time as others.
+        position_magnitude: what offsets are multiplied by.
+        scale: whether energies are divided by √(C/M).
+        start: both are the same.
+
+    >>> SpatialAttention(64, terms="0110")(torch.rand(2, 64, 7, 5)).shape
+    torch.Size([2, 64, 7, 5])
+    """
+
+    kind = "pairwise"
+    normalised = True
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        heads: int = 8,
+        terms: str = "1111",
+        kv_stride: int = 2,
+        q_stride: int = 1,
+        spatial_range: int = -1,
+        position_magnitude: float = 1.0,
+        scale: bool = False,
+        start: Start = "identity",
+    ) -> None:
+        super().__init__()
+        check_start(start)
+        terms = check_terms(terms)
+        if not 1 <= heads <= channels:
+            raise UserError(f"heads={heads}: expected from 1 to the {channels} channels")
+        if min(kv_stride, q_stride) < 1:
+            raise UserError(f"kv_stride={kv_stride}, q_stride={q_stride}: expected at least 1")
+        if spatial_range < -1:
+            raise UserError(f"spatial_range={spatial_range}: expected a number of pixels, or -1 for the whole map")
+        if 0 <= spatial_range < kv_stride - 1 and q_stride % kv_stride:
+            raise UserError(
+                f"spatial_range={spatial_range} leaves some positions without any key at kv_stride={kv_stride}; expected "
+                f"at least {kv_stride - 1}, or a smaller kv_stride"
+            )
+        self.channels, self.heads, self.terms = channels, heads, terms
+        self.kv_stride, self.q_stride, self.spatial_range = kv_stride, q_stride, spatial_range
+        self.position_magnitude = position_magnitude
+        self.head_channels = channels // heads
+        self.scale = self.head_channels**-0.5 if scale else 1.0
+        width = heads * self.head_channels
+        e1, e2, e3, e4 = (digit == "1" for digit in terms)
+        self.query = nn.Linear(channels, width, bias=False) if e1 or e2 else None
+        self.key = nn.Linear(channels, width, bias=False) if e1 or e3 else None
+        self.value = nn.Linear(channels, width, bias=False)
+        self.frequencies = max(1, channels // 4)
+        self.position_x = nn.Linear(2 * self.frequencies, width, bias=False) if e2 or e4 else None
+        self.position_y = nn.Linear(2 * self.frequencies, width, bias=False) if e2 or e4 else None
+        self.key_bias = nn.Parameter(torch.empty(width)) if e3 else None
+        self.position_bias = nn.Parameter(torch.empty(width)) if e4 else None
+        self.proj = nn.Linear(width, channels)
+        self.gamma = nn.Parameter(torch.zeros(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Kaiming-uniform projections, u and v uniform in ±1/√(2d), γ = 0."""
+        for module in self.children():
+            if isinstance(module, nn.Linear):
+                nn.init.kaiming_uniform_(module.weight, a=1)
+        nn.init.zeros_(self.proj.bias)
+        bound = (2 * self.head_channels) ** -0.5
+        for bias in (self.key_bias, self.position_bias):
+            if bias is not None:
+                nn.init.uniform_(bias, -bound, bound)
+        nn.init.zeros_(self.gamma)
+
+    @classmethod
+    def usual(cls, model: nn.Module) -> list[str]:
+        """Inside the blocks of the last two stages, after their spatial convolution."""
+        return list(inside_blocks(model, stages=2))
+
+    @classmethod
+    def usual_before(cls, model: nn.Module) -> list[str]:
+        """The layers whose input is such a place."""
+        return [name for name, before in inside_blocks(model, stages=2).items() if before]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend: (N, C, H, W) to (N, C, H, W)."""
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
+        maps = x.permute(0, 2, 3, 1)
+        keys = maps[:, :: self.kv_stride, :: self.kv_stride]
+        # γ is in the weights, so no map is multiplied by it, nor kept for its gradient.
+        weight, bias = self.gamma * self.proj.weight, self.gamma * self.proj.bias
+        if self.terms == "0010" and self.spatial_range < 0:
+            pooled = self._pooled(maps, keys)
+            return x + F.linear(pooled, weight, bias).to(x.dtype)[:, :, None, None]
+        queries = maps if self.q_stride == 1 else maps[:, :: self.q_stride, :: self.q_stride]
+        factors = self.factors(queries, keys)
+        if self.watchers:
+            self.note(SpatialTerms(factors))
+        values = self._split(self.value(keys))
+        gathered = attend(factors, values)
+        out = F.linear(gathered.flatten(3), weight, bias).permute(0, 3, 1, 2)
+        if self.q_stride > 1:
+            out = F.interpolate(out, x.shape[2:], mode="bilinear", align_corners=False)
+        return x + out.to(x.dtype)
+
+    def _pooled(self, maps: Tensor, keys: Tensor) -> Tensor:
+        """Saliency alone, which is the same for every query: (N, M·d)."""
+        assert self.key is not None
+        if self.watchers:
+            self.note(SpatialTerms(self.factors(maps, keys)))
+        value = self.value.weight.unflatten(0, (self.heads, -1))
+        return pool_by_salience(keys.flatten(1, 2), self._saliency_weight(), value, self.scale)
+
+    def _saliency_weight(self) -> Tensor:
+        """V^C and u as one projection of a key's content, (M, C): no key is projected for E3 alone."""
+        assert self.key is not None and self.key_bias is not None
+        projection, bias = (t.unflatten(0, (self.heads, -1)) for t in (self.key.weight, self.key_bias))
+        return torch.einsum("mdc,md->mc", projection, bias)
+
+    def factors(self, queries: Tensor, keys: Tensor) -> Factors:
+        """What the terms are made of.
+
+        Args:
+            queries: maps in channels-last order at the positions of queries, (N, h, w, C).
+            keys: at the positions of keys, (N, h', w', C).
+        """
+        e1, _, e3, _ = (digit == "1" for digit in self.terms)
+        (h, w), (h_keys, w_keys) = queries.shape[1:3], keys.shape[1:3]
+        strides, reach = (self.q_stride, self.kv_stride), self.spatial_range
+        if self.terms == "0010" and reach < 0:
+            strides = (1, self.kv_stride)
+        biases = (None if b is None else b.unflatten(0, (self.heads, -1)) for b in (self.key_bias, self.position_bias))
+        key_bias, position_bias = biases
+        return Factors(
+            terms=self.terms,
+            query=None if self.query is None else self._split(self.query(queries)),
+            key=self._split(self.key(keys)) if self.key is not None and e1 else None,
+            salience=F.linear(keys, self._saliency_weight()) if e3 and not e1 else None,
+            key_bias=key_bias,
+            position_bias=position_bias,
+            across=self._table(self.position_x, w, w_keys),
+            down=self._table(self.position_y, h, h_keys),
+            near_x=near(w, w_keys, strides, reach, keys.device) if reach >= 0 else None,
+            near_y=near(h, h_keys, strides, reach, keys.device) if reach >= 0 else None,
+            batch=len(keys),
+            heads=self.heads,
+            size=(h, w, h_keys, w_keys),
+            scale=self.scale,
+        )
+
+    def _table(self, projection: nn.Linear | None, queries: int, keys: int) -> Tensor | None:
+        """V^R R along one axis, (queries, keys − 1, M, d), in float32 or wider."""
+        if projection is None:
+            return None
+        weight, strides = projection.weight, (self.q_stride, self.kv_stride)
+        codes = relative_codes(queries, keys, strides, self.position_magnitude, self.frequencies, weight)
+        with torch.autocast(weight.device.type, enabled=False):
+            return self._split(F.linear(codes, weight.to(codes.dtype)))
+
+    def _split(self, projected: Tensor) -> Tensor:
+        """(..., M·d) to (..., M, d)."""
+        return projected.unflatten(-1, (self.heads, self.head_channels))
+
+    def macs(self, height: int, width: int) -> int:
+        """Multiply-accumulates of the equations for one map; position terms along each axis by itself."""
+        e1, e2, e3, e4 = (digit == "1" for digit in self.terms)
+        h, w = (-(-side // self.q_stride) for side in (height, width))
+        h_keys, w_keys = (-(-side // self.kv_stride) for side in (height, width))
+        n, keys, c = h * w, h_keys * w_keys, self.channels
+        alone = self.terms == "0010"
+        projections = n * (e1 or e2) + keys * (e1 or e3) + keys + (1 if alone else n)
+        positions = e2 * n * (w_keys + h_keys) + e4 * (w * w_keys + h * h_keys)
+        pairs = e1 * n * keys + (keys if alone else n * keys)
+        return projections * c * c + (positions + pairs + e3 * keys) * c
+
+    def extra_repr(self) -> str:
+        """Show what the children do not."""
+        return f"terms={self.terms!r}, heads={self.heads}, kv_stride={self.kv_stride}"
+
+
+def check_terms(terms: str) -> str:
+    """``terms`` if it is four digits 0 or 1, at least one of them 1."""
+    if not isinstance(terms, str) or not re.fullmatch("[01]{4}", terms):
+        raise UserError(
+            f"terms={terms!r}: expected four digits, one for each of the terms query and key content, query content and "
+            "position, key content, position, such as '1111' or '0010' (in YAML with quotes)"
+        )
+    if terms == "0000":
+        raise UserError("terms='0000' switches all four terms off: turn at least one on, such as '0010' for saliency")
+    return terms

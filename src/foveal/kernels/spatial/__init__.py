@@ -1,0 +1,1 @@
+"""Attention over positions with up to four additive terms."""
