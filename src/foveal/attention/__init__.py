@@ -3,6 +3,8 @@
 from foveal.attention.aw import AWConv2d, KernelAttention
 from foveal.attention.cbam import CBAM
 from foveal.attention.class_maps.cam import cam, class_attention
+from foveal.attention.deform import DeformableKernel, DeformConv2d
+from foveal.attention.dynamic import DynamicConv1d, DynamicConv2d
 from foveal.attention.focused import FocusedAttention
 from foveal.attention.insertion.attached import reattach
 from foveal.attention.insertion.dry_run import Site, sites
@@ -20,7 +22,11 @@ __all__ = [
     "AWConv2d",
     "Attends",
     "AttentionRecord",
+    "DeformConv2d",
+    "DeformableKernel",
     "DotProduct",
+    "DynamicConv1d",
+    "DynamicConv2d",
     "FocusedAttention",
     "Gate",
     "Insertion",

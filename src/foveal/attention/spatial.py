@@ -14,6 +14,7 @@ Where ``heads`` does not divide the channels, heads are narrower together than t
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -188,7 +189,7 @@ class SpatialAttention(Gate):
             down=self._table(self.position_y, h, h_keys),
             near_x=near(w, w_keys, strides, reach, keys.device) if reach >= 0 else None,
             near_y=near(h, h_keys, strides, reach, keys.device) if reach >= 0 else None,
-            batch=len(keys),
+            batch=keys.shape[0],
             heads=self.heads,
             size=(h, w, h_keys, w_keys),
             scale=self.scale,
@@ -200,7 +201,9 @@ class SpatialAttention(Gate):
             return None
         weight, strides = projection.weight, (self.q_stride, self.kv_stride)
         codes = relative_codes(queries, keys, strides, self.position_magnitude, self.frequencies, weight)
-        with torch.autocast(weight.device.type, enabled=False):
+        device = weight.device.type
+        known = torch.amp.is_autocast_available(device)  # not of meta tensors
+        with torch.autocast(device, enabled=False) if known else nullcontext():
             return self._split(F.linear(codes, weight.to(codes.dtype)))
 
     def _split(self, projected: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foveal.errors import UserError
 
-AttentionKind = Literal["spatial", "channel", "weight", "pairwise"]
+AttentionKind = Literal["spatial", "channel", "weight", "pairwise", "points"]
 
 
 @runtime_checkable
@@ -44,7 +44,8 @@ class AttentionRecord:
 
     Args:
         site: name of the module inside the watched model.
-        kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel) or ``pairwise`` (N, ..., N_q, N_k).
+        kind: ``spatial`` (N, H, W), ``channel`` (N, C), ``weight`` (N, ...kernel), ``pairwise`` (N, ..., N_q, N_k), or
+            ``points`` (N, ..., 2), places that were sampled.
         values: the attention itself, attached to the graph it came from; or how to compute it, see :class:`LazyValues`.
         normalised: whether each sample's values sum to one (a softmax) or are independent (a sigmoid).
         grid: for spatial attention, where in the model's input its values belong: the pixel at the centre of the first

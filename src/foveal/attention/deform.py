@@ -1,0 +1,217 @@
+"""Deformable convolution: each position decides where the taps of the kernel look.
+
+Dai et al.: "Deformable Convolutional Networks" (https://arxiv.org/abs/1703.06211), and with ``modulated=True`` Zhu et
+al.: "Deformable ConvNets v2" (https://arxiv.org/abs/1811.11168); in the comparison of Zhu et al. "An Empirical Study of
+Spatial Attention Mechanisms" (https://arxiv.org/abs/1904.05873) the sparse form of attention from query content and
+relative position.
+
+The arithmetic is torchvision's operator, which has no second derivative: where one is needed, as in class attention of
+second order, a plain form takes its place.
+
+Departures: the operator knows neither bfloat16 nor, on a CPU, float16, so in both it is computed in float32. With
+``start="identity"`` modulation starts at one (twice a sigmoid), with ``paper`` at a half.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torchvision.ops import deform_conv2d
+
+from foveal.attention.insertion.registry import Kernel, Start, check_start, register_mechanism
+from foveal.attention.insertion.stages import block_convolutions
+from foveal.compat import CONV_FORWARD
+from foveal.errors import UserError
+from foveal.kernels.aw.plain import first_order_suffices
+from foveal.kernels.deform.plain import deform_conv, sampling_points
+
+
+class SamplingPoints:
+    """What a deformable convolution looked at in one forward pass.
+
+    Args:
+        points: (N, G, K, H', W', 2), x and y in pixels of the convolution's input.
+        modulation: (N, G, K, H', W'), or None.
+    """
+
+    def __init__(self, points: Tensor, modulation: Tensor | None) -> None:
+        self.points, self.modulation = points, modulation
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The modulation, if there is one."""
+        return {} if self.modulation is None else {"modulation": self.modulation}
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, G, K, H', W', 2)."""
+        return self.points.shape
+
+    def whole(self) -> Tensor:
+        """The points."""
+        return self.points
+
+    def rows(self, queries: Tensor, heads: Tensor | None) -> Tensor:
+        """Not for points; :class:`~foveal.attention.AttentionRecord` refuses it."""
+        raise TypeError("sampling points have no rows")
+
+
+@register_mechanism("deform")
+class DeformableKernel(Kernel):
+    """Deformable convolution: the taps of the kernel look where the content of each position says.
+
+    For tap p_k of kernel w, with offsets Δp and modulation Δm from a convolution of the kernel's own size, which is
+    zero at first::
+
+        y(q) = Σ_k w_k · x(q + p_k + Δp_k(q)) · Δm_k(q)
+
+    Between pixels x is bilinear, outside of the map zero. Without modulation (v1) it starts as the plain convolution.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups: of the convolution it serves.
+        modulated: whether the samples are modulated (v2).
+        deform_groups: number of groups of channels with offsets of their own; must divide the input channels.
+        start: with ``modulated``, ``identity`` for a modulation that starts at 1, ``paper`` at 0.5.
+    """
+
+    kind = "points"
+    filled = (*Kernel.filled, "stride", "padding", "dilation")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, int],
+        *,
+        stride: tuple[int, int] = (1, 1),
+        padding: tuple[int, int] = (0, 0),
+        dilation: tuple[int, int] = (1, 1),
+        groups: int = 1,
+        modulated: bool = False,
+        deform_groups: int = 1,
+        start: Start = "identity",
+    ) -> None:
+        super().__init__()
+        check_start(start)
+        if deform_groups < 1 or in_channels % deform_groups:
+            raise UserError(f"deform_groups={deform_groups} does not divide {in_channels} input channels")
+        self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
+        self.groups, self.deform_groups, self.modulated = groups, deform_groups, modulated
+        self.most = 2.0 if start == "identity" else 1.0
+        self.taps = kernel_size[0] * kernel_size[1]
+        channels = deform_groups * self.taps * (3 if modulated else 2)
+        self.offset = nn.Conv2d(in_channels, channels, kernel_size, stride, padding, dilation)
+        nn.init.zeros_(self.offset.weight)
+        assert self.offset.bias is not None
+        nn.init.zeros_(self.offset.bias)
+
+    @classmethod
+    def serves(cls, layer: nn.Module) -> str | None:
+        """Plain convolutions wider than 1×1, with constant padding by zeros."""
+        if not isinstance(layer, nn.Conv2d):
+            return "it is no 2-d convolution"
+        plain = getattr(layer, "_plain", type(layer))
+        if any(getattr(plain, name) is not getattr(nn.Conv2d, name) for name in CONV_FORWARD):
+            return f"{plain.__name__} has a convolution of its own"
+        if layer.kernel_size == (1, 1):
+            return "a 1×1 convolution has no taps to move"
+        if layer.padding_mode != "zeros":
+            return f"padding_mode={layer.padding_mode!r} is not supported, only zeros"
+        if layer.padding == "same" and any(d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)):
+            return "its padding differs between the sides"
+        return None
+
+    @classmethod
+    def usual(cls, model: nn.Module) -> list[str]:
+        """The spatial convolution of every block of the last three stages."""
+        return block_convolutions(model, stages=3)
+
+    @classmethod
+    def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
+        """Build it for a convolution."""
+        assert isinstance(layer, nn.Conv2d)
+        shape = {name: _pair(getattr(layer, name)) for name in ("stride", "dilation")}
+        shape["padding"] = _padding(layer)
+        size = _pair(layer.kernel_size)
+        return cls(layer.in_channels, layer.out_channels, size, groups=layer.groups, start=start, **shape, **options)
+
+    def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """The result that replaces ``conv(x)``."""
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        offset = self.offset(x)
+        modulation = None
+        if self.modulated:
+            offset, logits = offset.split([offset.shape[1] * 2 // 3, offset.shape[1] // 3], 1)
+            modulation = self.most * torch.sigmoid(logits)
+        geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
+        if self.watchers:
+            by_group = None if modulation is None else modulation.unflatten(1, (self.deform_groups, -1))
+            self.note(SamplingPoints(sampling_points(offset, *geometry), by_group))
+        half = dtype == torch.bfloat16 or (dtype == torch.float16 and not x.is_cuda)
+        wide = torch.float32 if half else dtype
+        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
+        x, offset = x.to(wide), offset.to(wide)
+        modulation = None if modulation is None else modulation.to(wide)
+        if first_order_suffices():
+            out = deform_conv2d(x, offset, weight, bias, self.stride, self.padding, self.dilation, modulation)
+        else:
+            points = sampling_points(offset, *geometry)
+            by_group = None if modulation is None else modulation.unflatten(1, (self.deform_groups, -1))
+            out = deform_conv(x, points, by_group, weight, bias, self.groups)
+        return out.to(dtype)
+
+    def extra_repr(self) -> str:
+        """Show what the children do not."""
+        return f"modulated={self.modulated}, deform_groups={self.deform_groups}"
+
+
+class DeformConv2d(nn.Conv2d):
+    """A deformable convolution, with the arguments of :class:`torch.nn.Conv2d` and those of :class:`DeformableKernel`.
+
+    >>> conv = DeformConv2d(16, 32, 3, stride=2, padding=1, modulated=True)
+    >>> conv(torch.rand(2, 16, 9, 7)).shape
+    torch.Size([2, 32, 5, 4])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros"] = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        start: Start = "paper",
+        **options: Any,
+    ) -> None:
+        factory = {"device": device, "dtype": dtype}
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **factory
+        )
+        if padding_mode != "zeros":
+            raise UserError(f"padding_mode={padding_mode!r} is not supported, only zeros")
+        self.deform = DeformableKernel.for_layer(self, start=start, **options).to(**factory)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C1, H, W) to (N, C2, H', W')."""
+        return self.deform.convolve(self, input)
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    return values[0], values[1]
+
+
+def _padding(conv: nn.Conv2d) -> tuple[int, int]:
+    """Padding in numbers."""
+    if isinstance(conv.padding, str):
+        sides = [d * (k - 1) // 2 for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        return (0, 0) if conv.padding == "valid" else (sides[0], sides[1])
+    return _pair(conv.padding)

@@ -1,0 +1,1 @@
+"""Dynamic convolution: each position has its own weights for fixed taps."""
