@@ -16,6 +16,8 @@ def attended() -> nn.Module:
     torch.manual_seed(0)
     model = SmallNet()
     for mechanism in MECHANISMS:
+        if mechanism == "deform":  # computes the convolutions that aw has
+            continue
         foveal.insert(model, mechanism)
     return model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-MECHANISMS = ("aw", "se", "cbam")
+MECHANISMS = ("aw", "se", "cbam", "deform", "dynamic", "spatial")
 
 
 class SmallNet(nn.Module):

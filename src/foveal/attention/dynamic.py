@@ -78,11 +78,12 @@ class DynamicConv2d(Gate):
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
         values, margin = self.value(x), self.kernel // 2
-        logits = self.weights(x).unflatten(1, (self.groups, -1))  # (N, G, K, H, W)
+        logits = self.weights(x).unflatten(1, (self.groups, -1))
         weights = logits.softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
-        if self.watchers:
-            self.note(weights.unflatten(2, (self.kernel, self.kernel)))
-        gathered = dynamic_conv(values, weights.to(values.dtype), (self.kernel, self.kernel), 4 * (margin,))
+        weights = weights.unflatten(2, (self.kernel, self.kernel))  # (N, G, k, k, H, W)
+        self.note(weights)
+        taps = weights.flatten(2, 3).to(values.dtype)
+        gathered = dynamic_conv(values, taps, (self.kernel, self.kernel), (margin, margin, margin, margin))
         assert self.proj.bias is not None
         out = F.conv2d(gathered, self.gamma * self.proj.weight, self.gamma * self.proj.bias)
         return x + out.to(x.dtype)
@@ -148,8 +149,7 @@ class DynamicConv1d(Attends):
         logits = self.weights(values).unflatten(-1, (self.groups, -1))  # (N, T, G, K)
         weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         weights = weights.permute(0, 2, 3, 1)  # (N, G, K, T)
-        if self.watchers:
-            self.note(weights)
+        self.note(weights)
         weights = F.dropout(weights, self.drop, self.training).to(values.dtype)
         left = self.kernel - 1 if self.causal else self.kernel // 2
         padding = (left, self.kernel - 1 - left, 0, 0)

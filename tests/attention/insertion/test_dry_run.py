@@ -30,7 +30,7 @@ def test_nothing_changes(mechanism):
     model.norm2.eval()
     state, modules = copy.deepcopy(model.state_dict()), tree(model)
     training = [module.training for module in model.modules()]
-    foveal.sites(model, mechanism)
+    foveal.sites(model, mechanism, example=x)
     assert tree(model) == modules
     assert [module.training for module in model.modules()] == training
     torch.testing.assert_close(dict(model.state_dict()), dict(state), rtol=0, atol=0)

@@ -240,7 +240,7 @@ def _check_options(cls: type[Mechanism], name: str, options: dict[str, Any]) -> 
     init, for_layer = (list(inspect.signature(call).parameters.values()) for call in (cls.__init__, cls.for_layer))
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in init):
         optional = [p.name for p in (*init, *for_layer) if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
-        check_names(options, {*optional, "at", "before", "start", "stack"}.difference(cls.filled), context)
+        check_names(options, {*optional, "at", "start", "stack"}.difference(cls.filled), context)
     hints: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # third-party annotations may have names that cannot be resolved
         hints = get_type_hints(cls.for_layer) | get_type_hints(cls.__init__)
