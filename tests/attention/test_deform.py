@@ -57,7 +57,12 @@ def slow(conv, x):
             c1 = (c2 // per_group) * conv.weight.shape[1] + c
             k = (c1 // (4 // groups)) * h * w + tap
             y = i * conv.stride[0] - deform.padding[0] + tap // w * conv.dilation[0] + predicted[n, 2 * k, i, j].item()
-            z = j * conv.stride[1] - deform.padding[1] + tap % w * conv.dilation[1] + predicted[n, 2 * k + 1, i, j].item()
+            z = (
+                j * conv.stride[1]
+                - deform.padding[1]
+                + tap % w * conv.dilation[1]
+                + predicted[n, 2 * k + 1, i, j].item()
+            )
             m = 1.0
             if deform.modulated:
                 m = deform.most / (1 + math.exp(-predicted[n, 2 * count + k, i, j].item()))

@@ -170,7 +170,13 @@ def test_autocast(dtype):
 
 
 def test_parameters_and_keys():
-    assert list(DynamicConv2d(32).state_dict()) == ["gamma", "value.weight", "weights.weight", "proj.weight", "proj.bias"]
+    assert list(DynamicConv2d(32).state_dict()) == [
+        "gamma",
+        "value.weight",
+        "weights.weight",
+        "proj.weight",
+        "proj.bias",
+    ]
     assert sum(p.numel() for p in DynamicConv2d(256).parameters()) == 2 * 256**2 + 256 * 16 * 25 + 256 + 1
     assert DynamicConv2d(56).groups == 8
 

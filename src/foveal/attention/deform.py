@@ -77,7 +77,7 @@ class DeformableKernel(Kernel):
     """
 
     kind = "points"
-    filled = (*Kernel.filled, "stride", "padding", "dilation")
+    filled: tuple[str, ...] = (*Kernel.filled, "stride", "padding", "dilation")
 
     def __init__(
         self,
@@ -119,7 +119,8 @@ class DeformableKernel(Kernel):
             return "a 1×1 convolution has no taps to move"
         if layer.padding_mode != "zeros":
             return f"padding_mode={layer.padding_mode!r} is not supported, only zeros"
-        if layer.padding == "same" and any(d * (k - 1) % 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True)):
+        spans = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        if layer.padding == "same" and any(span % 2 for span in spans):
             return "its padding differs between the sides"
         return None
 
@@ -132,10 +133,17 @@ class DeformableKernel(Kernel):
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
         """Build it for a convolution."""
         assert isinstance(layer, nn.Conv2d)
-        shape = {name: _pair(getattr(layer, name)) for name in ("stride", "dilation")}
-        shape["padding"] = _padding(layer)
-        size = _pair(layer.kernel_size)
-        return cls(layer.in_channels, layer.out_channels, size, groups=layer.groups, start=start, **shape, **options)
+        return cls(
+            layer.in_channels,
+            layer.out_channels,
+            _pair(layer.kernel_size),
+            stride=_pair(layer.stride),
+            padding=_padding(layer),
+            dilation=_pair(layer.dilation),
+            groups=layer.groups,
+            start=start,
+            **options,
+        )
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """The result that replaces ``conv(x)``."""

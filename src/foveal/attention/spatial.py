@@ -44,7 +44,8 @@ class SpatialAttention(Gate):
     Args:
         channels: channels C of the map.
         heads: number of heads M. Each has C/M channels, rounded down.
-        terms: which of the four terms are on, as four digits.
+        terms: which of the four terms are on, as a text of four digits. In a recipe it needs quotes: YAML reads
+            ``0010`` as the number eight, which is refused.
         kv_stride: keys and values are every so-many-th position along each axis.
         q_stride: queries likewise; the result is resized bilinearly. Without effect on ``terms="0010"``.
         spatial_range: keys at most so many pixels away along each axis are seen; −1 for all. Its memory is linear in
@@ -65,7 +66,7 @@ class SpatialAttention(Gate):
         channels: int,
         *,
         heads: int = 8,
-        terms: str = "1111",
+        terms: str | int = "1111",
         kv_stride: int = 2,
         q_stride: int = 1,
         spatial_range: int = -1,
@@ -75,7 +76,7 @@ class SpatialAttention(Gate):
     ) -> None:
         super().__init__()
         check_start(start)
-        terms = check_terms(terms)
+        digits = check_terms(terms)
         if not 1 <= heads <= channels:
             raise UserError(f"heads={heads}: expected from 1 to the {channels} channels")
         if min(kv_stride, q_stride) < 1:
@@ -84,16 +85,16 @@ class SpatialAttention(Gate):
             raise UserError(f"spatial_range={spatial_range}: expected a number of pixels, or -1 for the whole map")
         if 0 <= spatial_range < kv_stride - 1 and q_stride % kv_stride:
             raise UserError(
-                f"spatial_range={spatial_range} leaves some positions without any key at kv_stride={kv_stride}; expected "
-                f"at least {kv_stride - 1}, or a smaller kv_stride"
+                f"spatial_range={spatial_range} leaves some positions without any key at kv_stride={kv_stride}; "
+                f"expected at least {kv_stride - 1}, or a smaller kv_stride"
             )
-        self.channels, self.heads, self.terms = channels, heads, terms
+        self.channels, self.heads, self.terms = channels, heads, digits
         self.kv_stride, self.q_stride, self.spatial_range = kv_stride, q_stride, spatial_range
         self.position_magnitude = position_magnitude
         self.head_channels = channels // heads
         self.scale = self.head_channels**-0.5 if scale else 1.0
         width = heads * self.head_channels
-        e1, e2, e3, e4 = (digit == "1" for digit in terms)
+        e1, e2, e3, e4 = (digit == "1" for digit in digits)
         self.query = nn.Linear(channels, width, bias=False) if e1 or e2 else None
         self.key = nn.Linear(channels, width, bias=False) if e1 or e3 else None
         self.value = nn.Linear(channels, width, bias=False)
@@ -160,7 +161,8 @@ class SpatialAttention(Gate):
 
     def _saliency_weight(self) -> Tensor:
         """V^C and u as one projection of a key's content, (M, C): no key is projected for E3 alone."""
-        assert self.key is not None and self.key_bias is not None
+        assert self.key is not None
+        assert self.key_bias is not None
         projection, bias = (t.unflatten(0, (self.heads, -1)) for t in (self.key.weight, self.key_bias))
         return torch.einsum("mdc,md->mc", projection, bias)
 
@@ -227,12 +229,12 @@ class SpatialAttention(Gate):
         return f"terms={self.terms!r}, heads={self.heads}, kv_stride={self.kv_stride}"
 
 
-def check_terms(terms: str) -> str:
+def check_terms(terms: str | int) -> str:
     """``terms`` if it is four digits 0 or 1, at least one of them 1."""
     if not isinstance(terms, str) or not re.fullmatch("[01]{4}", terms):
         raise UserError(
-            f"terms={terms!r}: expected four digits, one for each of the terms query and key content, query content and "
-            "position, key content, position, such as '1111' or '0010' (in YAML with quotes)"
+            f"terms={terms!r}: expected four digits, for the terms of query and key content, query content and position, "
+            "key content, and position, such as '1111' or '0010' (in YAML with quotes)"
         )
     if terms == "0000":
         raise UserError("terms='0000' switches all four terms off: turn at least one on, such as '0010' for saliency")

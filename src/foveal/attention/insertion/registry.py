@@ -97,7 +97,7 @@ class Gate(Mechanism):
 class Kernel(Mechanism):
     """A mechanism that replaces the arithmetic of a convolution."""
 
-    filled = ("in_channels", "out_channels", "kernel_size", "groups")
+    filled: tuple[str, ...] = ("in_channels", "out_channels", "kernel_size", "groups")
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """The result that replaces ``conv(x)``."""

@@ -8,6 +8,7 @@ from torch import nn
 
 from foveal.attention.insertion.layers import SHORTCUTS, attention_prefixes, convolutions, own_modules, stem_length
 
+MOST = 5  # stages of a network whose stages are single blocks; more parts are blocks
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
 Convs = dict[str, nn.Conv2d]  # by name, in order
 
@@ -49,13 +50,13 @@ def _is_spatial(conv: nn.Conv2d) -> bool:
 def _stages(model: nn.Module) -> list[list[Convs]]:
     """Blocks by stage, each with its convolutions except the shortcut's and those of attention modules.
 
-    Stages are the parts that the network itself consists of (``layer1`` … ``layer4``). If these are single blocks, a
-    stage begins where a block or a pooling before it lowers the resolution.
+    Stages are the parts that the network itself consists of (``layer1`` … ``layer4``). If these are many single blocks,
+    a stage begins where a block or a pooling before it lowers the resolution.
     """
     convs = _block_layers(model)
     stages = [_blocks(model, part) for part in _split(_network(convs)).values()]
     stages = [stage for stage in stages if stage]
-    if any(len(stage) > 1 for stage in stages):
+    if len(stages) <= MOST or any(len(stage) > 1 for stage in stages):
         return stages
     return _by_resolution(model, [stage[0] for stage in stages])
 
@@ -79,7 +80,7 @@ def _block_layers(model: nn.Module) -> Convs:
 def _split(convs: Convs) -> dict[str, Convs]:
     """The children, by name, of the deepest module that holds all of ``convs``; each with its own."""
     if len(convs) < 2:
-        return {name: convs for name in convs}
+        return dict.fromkeys(convs, convs)
     paths = [name.split(".") for name in convs]
     common = next(i for i, level in enumerate(zip(*paths, strict=False)) if len(set(level)) > 1)
     children: dict[str, Convs] = {}

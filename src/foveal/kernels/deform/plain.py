@@ -1,4 +1,4 @@
-"""Deformable convolution in plain PyTorch: bilinear samples, then one matrix product. It can be differentiated twice."""
+"""Deformable convolution in plain PyTorch: bilinear samples, then one matrix product; differentiable twice."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from torch import Tensor
 
 
 def sampling_points(
-    offset: Tensor, kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
+    offset: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
 ) -> Tensor:
     """Where a deformable convolution samples its input.
 
     Args:
         offset: (N, G · K · 2, H', W') for G deformable groups and K kernel positions, y before x.
-        kernel, stride, padding, dilation: of the convolution.
+        kernel: (h, w).
+        stride: of the convolution.
+        padding: of the convolution.
+        dilation: of the convolution.
 
     Returns:
         (N, G, K, H', W', 2): x and y in pixels of the input, (0, 0) being the centre of its first pixel.
     """
-    n, _, rows, columns = offset.shape
+    rows, columns = offset.shape[2:]
     taps, device = kernel[0] * kernel[1], offset.device
     shifts = offset.unflatten(1, (-1, taps, 2))  # (N, G, K, 2, H', W')
     tap = torch.arange(taps, device=device)
@@ -71,5 +78,3 @@ def deform_conv(
     kernels = weight.unflatten(0, (groups, -1)).flatten(2)
     out = (kernels @ grouped).flatten(1, 2).unflatten(2, (rows, columns))
     return out if bias is None else out + bias[:, None, None]
-
-

@@ -92,8 +92,8 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
     width = sum(part.shape[-1] for part in of_query)
     empty = _eights(width) - width
     of_query.append(values.new_zeros(()).expand(batch, h, w, heads, empty))
-    own = [0 if part is None else part.shape[-1] for part in (x, y)]
-    own_columns = one_hot(h_keys, w_keys, *own, empty, dtype, values.device)
+    across, down = (0 if part is None else part.shape[-1] for part in (x, y))
+    own_columns = one_hot(h_keys, w_keys, across, down, empty, dtype, values.device)
     of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
     q, k = (torch.cat(parts, -1).flatten(1, 2).transpose(1, 2) for parts in (of_query, of_key))
     return q, k

@@ -69,7 +69,8 @@ def energies(factors: Factors, queries: Tensor | None = None) -> dict[str, Tenso
     query = None if f.query is None else f.query[:, rows, columns]  # (B, Q, M, d)
     result = {}
     if f.terms[0] == "1":
-        assert query is not None and f.key is not None
+        assert query is not None
+        assert f.key is not None
         result["E1"] = torch.einsum("bqmd,bkmd->bmqk", query, f.key.flatten(1, 2))
     if f.terms[1] == "1":
         assert query is not None
@@ -87,22 +88,24 @@ def _one_dtype(f: Factors) -> Factors:
     projected = next((t for t in (f.key, f.query, f.salience) if t is not None), None)
     if projected is None:
         return f
-    small = ("key_bias", "position_bias", "across", "down")
-    cast = {name: None if (t := getattr(f, name)) is None else t.to(projected.dtype) for name in small}
-    return f._replace(**cast)
+    small = (None if t is None else t.to(projected.dtype) for t in (f.key_bias, f.position_bias, f.across, f.down))
+    key_bias, position_bias, across, down = small
+    return f._replace(key_bias=key_bias, position_bias=position_bias, across=across, down=down)
 
 
 def _salience(f: Factors) -> Tensor:
     """E3, (B, M, N')."""
     if f.salience is not None:
         return f.salience.flatten(1, 2).mT
-    assert f.key is not None and f.key_bias is not None
+    assert f.key is not None
+    assert f.key_bias is not None
     return torch.einsum("bkmd,md->bmk", f.key.flatten(1, 2), f.key_bias)
 
 
 def _position(f: Factors, query: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Sum of the x part and the y part for queries (B, Q, M, d) at these rows and columns: (B, M, Q, N')."""
-    assert f.across is not None and f.down is not None
+    assert f.across is not None
+    assert f.down is not None
     if len(rows) == f.size[0] * f.size[1]:  # whole maps: the tables need not be repeated for every query
         maps = query.unflatten(1, f.size[:2])
         x = torch.einsum("bhwmd,wkmd->bmhwk", maps, f.across).flatten(2, 3)

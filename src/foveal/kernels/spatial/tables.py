@@ -23,7 +23,9 @@ def offsets(queries: int, keys: int, strides: tuple[int, int], device: torch.dev
             [ 2.,  0.],
             [ 3.,  1.]])
     """
-    q, k = (torch.arange(n, device=device, dtype=torch.float32) * s for n, s in zip((queries, keys), strides, strict=True))
+    q, k = (
+        torch.arange(n, device=device, dtype=torch.float32) * s for n, s in zip((queries, keys), strides, strict=True)
+    )
     return q[:, None] - k
 
 
@@ -71,10 +73,13 @@ def one_hot(h: int, w: int, x: int, y: int, empty: int, dtype: torch.dtype, devi
     """Which column is a key's own along x, and which along y.
 
     Args:
-        h, w: number of keys along y and x.
-        x, y: number of columns of each axis, as many as it has keys, or one less: then its first key has none; or 0.
+        h: number of keys along y.
+        w: number of keys along x.
+        x: number of columns of the x axis: as many as it has keys, or one less: then its first key has none; or 0.
+        y: the same of the y axis.
         empty: number of columns that follow.
-        dtype, device: of the table.
+        dtype: of the table.
+        device: of the table.
 
     Returns:
         (1, h, w, 1, x + y + empty).
