@@ -1,4 +1,4 @@
-"""SEE: overlays, the maps of every gate, words and their pairs, curves, and the report of a run."""
+"""SEE: overlays, the maps of every gate, what a query attends to, words and their pairs, curves, reports."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from foveal.see.draw.document import DocumentSamples, document
 from foveal.see.draw.gates import gates
 from foveal.see.draw.overlay import attended, heatmap, overlay
 from foveal.see.draw.pairs import pairs
+from foveal.see.draw.query import query, query_maps, sampling
 from foveal.see.draw.samples import Samples
 from foveal.see.draw.top_classes import TopClasses, top_classes
 from foveal.see.draw.words import words
@@ -27,7 +28,10 @@ __all__ = [
     "overlay",
     "pairs",
     "precision_recall",
+    "query",
+    "query_maps",
     "report",
+    "sampling",
     "scale_accuracy",
     "top_classes",
     "training",
