@@ -134,7 +134,7 @@ class SpatialAttention(Gate):
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
         maps = x.permute(0, 2, 3, 1)
-        keys = maps[:, :: self.kv_stride, :: self.kv_stride]
+        keys = maps[:, :: self.kv_stride, :: self.kv_stride].contiguous()
         # γ is in the weights, so no map is multiplied by it, nor kept for its gradient.
         weight, bias = self.gamma * self.proj.weight, self.gamma * self.proj.bias
         if self.terms == "0010" and self.spatial_range < 0:

@@ -85,13 +85,17 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
     elif f.salience is not None:
         of_query.append(values.new_ones(()).expand(batch, h, w, heads, 1))
         of_key.append(f.salience[..., None].to(dtype))
-    x, y = _axis(f, f.across, f.near_x, "w", dtype), _axis(f, f.down, f.near_y, "h", dtype)
+    sought = f.query if f.terms[1] == "1" else None  # what position is compared with, beside the bias
+    if sought is not None and f.position_bias is not None:
+        sought = sought + f.position_bias.to(dtype)
+    x, y = _axis(f, sought, f.across, f.near_x, "w", dtype), _axis(f, sought, f.down, f.near_y, "h", dtype)
     for part in (x, y):
         if part is not None:
             of_query.append(part.expand(batch, h, w, heads, -1))
     width = sum(part.shape[-1] for part in of_query)
     empty = _eights(width) - width
-    of_query.append(values.new_zeros(()).expand(batch, h, w, heads, empty))
+    if empty:
+        of_query.append(values.new_zeros(()).expand(batch, h, w, heads, empty))
     across, down = (0 if part is None else part.shape[-1] for part in (x, y))
     own_columns = one_hot(h_keys, w_keys, across, down, empty, dtype, values.device)
     of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
@@ -99,15 +103,15 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
     return q, k
 
 
-def _axis(f: Factors, table: Tensor | None, visible: Tensor | None, axis: str, dtype: torch.dtype) -> Tensor | None:
+def _axis(
+    f: Factors, query: Tensor | None, table: Tensor | None, visible: Tensor | None, axis: str, dtype: torch.dtype
+) -> Tensor | None:
     """The columns of one axis, (B, h, w, M, keys) or broadcastable to it; None if it has none.
 
     Without a range the first key of the axis is left out.
     """
     part = None
-    if table is not None and f.terms[1] == "1":
-        assert f.query is not None
-        query = f.query if f.position_bias is None else f.query + f.position_bias.to(dtype)
+    if table is not None and query is not None:
         part = torch.einsum(f"bhwmd,{axis}kmd->bhwmk", query, table.to(dtype))
     elif table is not None:
         assert f.position_bias is not None
