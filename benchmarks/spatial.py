@@ -137,6 +137,8 @@ def main() -> None:
                 x = torch.randn(batch, channels, height, width, device=device, dtype=dtype)
                 x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
                 values = measure(module, run, x, compiled)
+                if isinstance(module, SpatialAttention):
+                    values["GMAC of the equations, forward"] = batch * module.macs(height, width) / 1e9
                 first = first or values
                 mode = "compiled" if compiled else "eager"
                 text = "   ".join(
