@@ -367,6 +367,18 @@ def test_saliency_has_a_record_too():
     torch.testing.assert_close(seen[""].parts["E3"].rows([0]), expected[:, :, :1])
 
 
+@pytest.mark.slow
+def test_records_of_a_compiled_module():
+    torch.compiler.reset()
+    module, x = make(), maps()
+    with foveal.watch(module) as expected:
+        module(x)
+    with foveal.watch(module) as seen:
+        torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+    for name, part in expected[""].parts.items():
+        torch.testing.assert_close(seen[""].parts[name].rows([3, 5]), part.rows([3, 5]))
+
+
 # Bad input --------------------------------------------------------------------------------------------------------
 
 

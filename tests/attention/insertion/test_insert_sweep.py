@@ -63,15 +63,50 @@ def settled(model, x):
     return model.eval()
 
 
-@pytest.mark.parametrize(
+each_architecture = pytest.mark.parametrize(
     "architecture", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES]
 )
-def test_every_mechanism(architecture):
+
+
+def prepared(architecture, size=(64, 64)):
+    """A model, images and what it makes of them."""
     torch.manual_seed(0)
-    model, x = timm.create_model(architecture, num_classes=5, **OPTIONS.get(architecture, {})), images(2, (64, 64))
-    model = settled(randomise(model), images(4, (64, 64), seed=2))
+    model, x = timm.create_model(architecture, num_classes=5, **OPTIONS.get(architecture, {})), images(2, size)
+    model = settled(randomise(model), images(4, size, seed=2))
     with torch.no_grad():
+        return model, x, model(x)
+
+
+@each_architecture
+def test_inside_the_blocks(architecture):
+    """Attention over positions and dynamic convolution, with deformable convolution before them."""
+    model, x, _ = prepared(architecture, (96, 128))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".gamma"):  # a layer scale of 1e-6, which would hide what is in the block
+                parameter.fill_(1)
         before = model(x)
+    modules, scale = tree(model), before.abs().max().item()
+    dones = [foveal.insert(model, mechanism) for mechanism in ("deform", "spatial", "dynamic")]
+    out = model(x)
+    torch.testing.assert_close(out, before, rtol=0, atol=1e-4 * scale)
+    out.square().sum().backward()
+    amounts = [p for name, p in model.named_parameters() if ".attached." in name and name.endswith("gamma")]
+    assert len(amounts) == len(dones[1].sites) + len(dones[2].sites)
+    assert all(p.grad.abs() > 0 for p in amounts)
+    assert all(p.grad.abs().max() > 0 for p in dones[0].parameters())
+    with torch.no_grad():
+        for p in amounts:
+            p.fill_(1.0)
+        assert not torch.allclose(model(x), before, rtol=0, atol=1e-3 * scale)
+    for done in dones:
+        done.eject()
+    assert tree(model) == modules
+
+
+@each_architecture
+def test_every_mechanism(architecture):
+    model, x, before = prepared(architecture)
     scale = before.abs().max().item()
     assert 1e-6 < scale < 1e6
     modules, keys = tree(model), list(model.state_dict())

@@ -36,8 +36,8 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
     Args:
         factors: of the terms.
         values: V x, (B, h', w', M, d).
-        widen: give the values as many columns as the keys, which flash attention requires and a CPU, too. Otherwise the
-            memory-efficient kernel runs on a GPU. By default as long as flash attention can have so many columns.
+        widen: give the values as many columns as the keys, which flash attention requires, on a CPU as well. Otherwise
+            the memory-efficient kernel runs on a GPU. By default where flash attention can have them.
 
     Returns:
         (B, h, w, M, d).
@@ -45,7 +45,8 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
     q, k = columns(factors, values)
     width = q.shape[-1]
     if widen is None:
-        widen = width <= WIDEST or not values.is_cuda
+        half = values.dtype in (torch.bfloat16, torch.float16)
+        widen = not values.is_cuda or (half and width <= WIDEST)
     v = values.flatten(1, 2).transpose(1, 2)
     v = F.pad(v, (0, max(0, (width if widen else _eights(v.shape[-1])) - v.shape[-1])))
     with nullcontext() if first_order_suffices() else sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
