@@ -7,8 +7,8 @@ Forward with backward: milliseconds as Python launches it (``ms``) and, in eager
 graph (``GPU ms``); and the peak of memory above what was held before. On a GPU: bf16 autocast and channels last.
 On a CPU: float32, small maps.
 
-The reference builds the energies of all pairs of positions, as the authors' released module does. ``narrow`` is the
-module with values as narrow as a head, for which PyTorch takes its memory-efficient kernel instead of flash attention.
+The reference builds the energies of all pairs of positions, as the authors' released module does. The other forms are
+the module with a kernel of PyTorch's that it does not choose by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foveal.attention import DeformConv2d, DynamicConv2d, SpatialAttention
 from foveal.bench import cleared, clock, hardware, peak, write_rows
@@ -31,6 +32,11 @@ SETTINGS = ("1111", "1000", "0100", "0010", "0001", "0110", "0011")
 MAPS = ((97, 97, 256), (50, 84, 256), (25, 42, 512))  # segmentation at 769×769; conv4 and conv5 at 1333×800
 STAGES = ((64, 64, 128), (32, 32, 256), (16, 16, 512))  # conv3, conv4 and conv5 of ResNet-50 at 512×512
 SMALL = ((25, 42, 64),)
+KERNELS = {
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, False),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, True),
+    "cudnn narrow": (SDPBackend.CUDNN_ATTENTION, False),
+}
 Run = Callable[[Tensor], Tensor]
 Case = tuple[str, str, nn.Module, Run]  # what, form, module, its call
 
@@ -47,12 +53,13 @@ def by_equations(module: SpatialAttention, x: Tensor) -> Tensor:
     return x + module.gamma * out.permute(0, 3, 1, 2)
 
 
-def narrow(module: SpatialAttention, x: Tensor) -> Tensor:
-    """Spatial attention with values that are not widened to the number of columns."""
+def with_kernel(module: SpatialAttention, backend: SDPBackend, widen: bool, x: Tensor) -> Tensor:
+    """Spatial attention by one kernel of PyTorch's, with values widened to the number of columns or not."""
     maps = x.permute(0, 2, 3, 1)
     keys = maps[:, :: module.kv_stride, :: module.kv_stride]
     values = module.value(keys).unflatten(-1, (module.heads, -1))
-    gathered = fused.attend(module.factors(maps, keys), values, widen=False)
+    with sdpa_kernel(backend):
+        gathered = fused.attend(module.factors(maps, keys), values, widen=widen)
     return x + module.gamma * module.proj(gathered.flatten(3)).permute(0, 3, 1, 2)
 
 
@@ -73,8 +80,8 @@ def cases(only: str | None, settings: list[str], gpu: bool) -> Iterator[tuple[tu
             for terms in settings:
                 module = SpatialAttention(size[2], terms=terms)
                 forms: dict[str, Run] = {"reference": partial(by_equations, module), "module": module}
-                if terms != "0010":
-                    forms["narrow"] = partial(narrow, module)
+                if gpu and terms != "0010":
+                    forms |= {name: partial(with_kernel, module, *kernel) for name, kernel in KERNELS.items()}
                 yield size, 2, [(f"spatial {terms}", form, module, run) for form, run in forms.items()]
     for size in STAGES if gpu else SMALL:
         channels = size[2]
@@ -136,7 +143,13 @@ def main() -> None:
                 dtype = torch.bfloat16 if gpu else torch.float32
                 x = torch.randn(batch, channels, height, width, device=device, dtype=dtype)
                 x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-                values = measure(module, run, x, compiled)
+                try:
+                    values = measure(module, run, x, compiled)
+                except RuntimeError as error:
+                    if form not in KERNELS:
+                        raise
+                    print(f"{what:13} {form}: {error}".splitlines()[0])
+                    continue
                 if isinstance(module, SpatialAttention):
                     values["GMAC of the equations, forward"] = batch * module.macs(height, width) / 1e9
                 first = first or values
@@ -144,7 +157,7 @@ def main() -> None:
                 text = "   ".join(
                     f"{name} {value:9.3f} ({value / first[name]:5.2f}×)" for name, value in values.items()
                 )
-                print(f"{what:13} {height}×{width}×{channels:3} batch {batch} {mode:8} {form:10} {text}", flush=True)
+                print(f"{what:13} {height}×{width}×{channels:3} batch {batch} {mode:8} {form:12} {text}", flush=True)
                 for name, value in values.items():
                     row = {"what": what, "map": f"{height}×{width}×{channels}", "batch": batch, "mode": mode}
                     ratio = round(value / first[name], 4)

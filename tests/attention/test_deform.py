@@ -125,6 +125,7 @@ def test_records_of_sampling_points():
     offsets = conv.deform.offset(x)[:, :36].unflatten(1, (2, 9, 2))
     torch.testing.assert_close(record.values[:, :, 4, 1, 2, 0], 4 + offsets[:, :, 4, 1, 1, 2])  # x of the middle tap
     torch.testing.assert_close(record.values[:, :, 4, 1, 2, 1], 2 + offsets[:, :, 4, 0, 1, 2])
+    assert record.parts["modulation"].kind == "weight"
     modulation = record.parts["modulation"].values
     torch.testing.assert_close(modulation, conv.deform.offset(x)[:, 36:].sigmoid().unflatten(1, (2, 9)))
     with pytest.raises(UserError, match=r"use \.values"):

@@ -110,11 +110,12 @@ class AttentionRecord:
 
         Empty for attention without parts.
         """
-        parts = getattr(self.noted, "parts", {})
-        return {
-            name: AttentionRecord(f"{self.site}:{name}", self.kind, values, self.normalised, self.grid)
-            for name, values in parts.items()
-        }
+        parts: dict[str, Tensor | LazyValues] = getattr(self.noted, "parts", {})
+        records = {}
+        for name, values in parts.items():
+            kind = "weight" if isinstance(values, Tensor) else self.kind
+            records[name] = AttentionRecord(f"{self.site}:{name}", kind, values, self.normalised, self.grid)
+        return records
 
     def map_at(self, position: tuple[int, int]) -> Tensor:
         """Where the query at one position of a map attends to.

@@ -17,7 +17,7 @@ _first_order_only = True  # whether forms with a slow second derivative, or none
 
 @contextlib.contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Inside, AW-convolutions use forms whose second derivative is as fast as the first. Not thread-safe."""
+    """Inside, mechanisms use forms that have a second derivative, as fast as the first. Not thread-safe."""
     global _first_order_only
     before, _first_order_only = _first_order_only, False
     try:
