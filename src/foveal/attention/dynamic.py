@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveal.attention.insertion.registry import Gate, Start, check_start, register_mechanism
-from foveal.attention.insertion.stages import inside_blocks
+from foveal.attention.insertion.registry import Start, check_start, register_mechanism
+from foveal.attention.insertion.stages import InsideBlocks
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 from foveal.kernels.dynamic.taps import dynamic_conv
 
 
 @register_mechanism("dynamic")
-class DynamicConv2d(Gate):
+class DynamicConv2d(InsideBlocks):
     """Dynamic convolution: a softmax over fixed taps, from the content of each position.
 
     For tap m and group g of channels, with p_m the tap's offset::
@@ -62,16 +62,6 @@ class DynamicConv2d(Gate):
         assert self.proj.bias is not None
         nn.init.zeros_(self.proj.bias)
         self.gamma = nn.Parameter(torch.zeros(()))
-
-    @classmethod
-    def usual(cls, model: nn.Module) -> list[str]:
-        """Inside the blocks of the last two stages, after their spatial convolution."""
-        return list(inside_blocks(model, stages=2))
-
-    @classmethod
-    def usual_before(cls, model: nn.Module) -> list[str]:
-        """The layers whose input is such a place."""
-        return [name for name, before in inside_blocks(model, stages=2).items() if before]
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend: (N, C, H, W) to (N, C, H, W)."""

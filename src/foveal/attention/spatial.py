@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveal.attention.insertion.registry import Gate, Start, check_start, register_mechanism
-from foveal.attention.insertion.stages import inside_blocks
+from foveal.attention.insertion.registry import Start, check_start, register_mechanism
+from foveal.attention.insertion.stages import InsideBlocks
 from foveal.attention.records.spatial_terms import SpatialTerms
 from foveal.errors import UserError
 from foveal.kernels.spatial.fused import attend, pool_by_salience
@@ -30,7 +30,7 @@ from foveal.kernels.spatial.tables import near, relative_codes
 
 
 @register_mechanism("spatial")
-class SpatialAttention(Gate):
+class SpatialAttention(InsideBlocks):
     """Attention over positions with four switchable terms; ``terms="0010"`` is saliency alone.
 
     With z_q and x_k the contents of query and key, and R the sinusoidal code of their offset, for each head::
@@ -119,16 +119,6 @@ class SpatialAttention(Gate):
                 nn.init.uniform_(bias, -bound, bound)
         nn.init.zeros_(self.gamma)
 
-    @classmethod
-    def usual(cls, model: nn.Module) -> list[str]:
-        """Inside the blocks of the last two stages, after their spatial convolution."""
-        return list(inside_blocks(model, stages=2))
-
-    @classmethod
-    def usual_before(cls, model: nn.Module) -> list[str]:
-        """The layers whose input is such a place."""
-        return [name for name, before in inside_blocks(model, stages=2).items() if before]
-
     def forward(self, x: Tensor) -> Tensor:
         """Attend: (N, C, H, W) to (N, C, H, W)."""
         if x.ndim != 4 or x.shape[1] != self.channels:
@@ -176,8 +166,6 @@ class SpatialAttention(Gate):
         e1, _, e3, _ = (digit == "1" for digit in self.terms)
         (h, w), (h_keys, w_keys) = queries.shape[1:3], keys.shape[1:3]
         strides, reach = (self.q_stride, self.kv_stride), self.spatial_range
-        if self.terms == "0010" and reach < 0:
-            strides = (1, self.kv_stride)
         biases = (None if b is None else b.unflatten(0, (self.heads, -1)) for b in (self.key_bias, self.position_bias))
         key_bias, position_bias = biases
         return Factors(

@@ -7,6 +7,7 @@ from itertools import chain, pairwise
 from torch import nn
 
 from foveal.attention.insertion.layers import SHORTCUTS, attention_prefixes, convolutions, own_modules, stem_length
+from foveal.attention.insertion.registry import Gate
 
 MOST = 5  # stages of a network whose stages are single blocks; more parts are blocks
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d)
@@ -30,6 +31,20 @@ def inside_blocks(model: nn.Module, stages: int) -> dict[str, bool]:
         convolution itself, and False: the place is its output.
     """
     return {following or name: bool(following) for name, following in _sites(model, stages)}
+
+
+class InsideBlocks(Gate):
+    """A gate that usually goes inside the blocks of the last two stages, after their spatial convolution."""
+
+    @classmethod
+    def usual(cls, model: nn.Module) -> list[str]:
+        """One place in each block."""
+        return list(inside_blocks(model, stages=2))
+
+    @classmethod
+    def usual_before(cls, model: nn.Module) -> list[str]:
+        """Where the place is the input of a layer."""
+        return [name for name, before in inside_blocks(model, stages=2).items() if before]
 
 
 def _sites(model: nn.Module, stages: int) -> list[tuple[str, str]]:

@@ -48,7 +48,7 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
         half = values.dtype in (torch.bfloat16, torch.float16)
         widen = not values.is_cuda or (half and width <= WIDEST)
     v = values.flatten(1, 2).transpose(1, 2)
-    v = F.pad(v, (0, max(0, (width if widen else _eights(v.shape[-1])) - v.shape[-1])))
+    v = F.pad(v, (0, (width if widen else _eights(v.shape[-1])) - v.shape[-1]))
     with nullcontext() if first_order_suffices() else sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
         gathered = F.scaled_dot_product_attention(q, k, v, scale=factors.scale)
     return gathered[..., : values.shape[-1]].transpose(1, 2).unflatten(1, factors.size[:2])
@@ -74,7 +74,7 @@ def pool_by_salience(maps: Tensor, salience: Tensor, value: Tensor, scale: float
 
 
 def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides of the product: (B, M, N, columns) and (B, M, N', columns)."""
+    """Both sides of the product: (B, M, N, columns) and (B, M, N', columns), no fewer columns than values have."""
     f, dtype = factors, values.dtype
     batch, heads, (h, w, h_keys, w_keys) = f.batch, f.heads, f.size
     of_query: list[Tensor] = []
@@ -94,7 +94,7 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
         if part is not None:
             of_query.append(part.expand(batch, h, w, heads, -1))
     width = sum(part.shape[-1] for part in of_query)
-    empty = _eights(width) - width
+    empty = _eights(max(width, values.shape[-1])) - width
     if empty:
         of_query.append(values.new_zeros(()).expand(batch, h, w, heads, empty))
     across, down = (0 if part is None else part.shape[-1] for part in (x, y))
