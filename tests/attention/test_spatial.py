@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import foveal
 from foveal.attention import SpatialAttention
@@ -153,6 +154,31 @@ def test_the_columns_of_a_large_map_fit_flash_attention():
     values = module._split(module.value(x[:, ::2, ::2]))
     q, k = fused.columns(module.factors(x, x[:, ::2, ::2]), values)
     assert (q.shape, k.shape) == ((1, 8, 9409, 128), (1, 8, 2401, 128))
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that any operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("options", [{}, {"spatial_range": 9}])
+@pytest.mark.parametrize("terms", ["1111", "0100", "0001", "0010", "0110"])
+def test_nothing_has_a_number_for_every_pair(terms, options):
+    module, x = make(terms=terms, dtype=torch.float32, **options), maps(1, size=(48, 40), dtype=torch.float32)
+    with Largest() as largest:
+        module(x.requires_grad_()).sum().backward()
+    pairs = 48 * 40 * 24 * 20
+    assert x.numel() <= largest.numel < pairs / 2
 
 
 def test_terms_add_up():
