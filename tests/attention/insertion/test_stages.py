@@ -119,7 +119,7 @@ def test_before_needs_a_gate_and_a_convolution(mechanism, at, message):
 
 
 def test_deformable_and_saliency_together():
-    plain, x = small_resnet(), images(2, (65, 97), torch.float64)
+    plain, x = small_resnet(), images(1, (65, 65), torch.float64)
     model = copy.deepcopy(plain)
     deform, spatial = foveal.insert(model, "deform"), foveal.insert(model, "spatial", terms="0010")
     assert (len(deform.sites), len(spatial.sites)) == (4, 3)

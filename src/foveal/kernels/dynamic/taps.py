@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foveal.compat import forward_mode_active
 from foveal.kernels.aw.plain import first_order_suffices
 from foveal.kernels.support import observed
 
@@ -30,7 +29,7 @@ def dynamic_conv(x: Tensor, weights: Tensor, kernel: tuple[int, int], padding: t
     Returns:
         (N, C, H, W).
     """
-    if first_order_suffices() and not observed(x, weights) and not forward_mode_active():
+    if first_order_suffices() and not observed(x, weights):
         return _Taps.apply(x, weights, kernel, padding)
     return _sum(x, weights, kernel, padding)
 
@@ -75,8 +74,7 @@ class _Taps(torch.autograd.Function):
         x, weights = ctx.saved_tensors
         kernel, padding = ctx.kernel, ctx.padding
         if torch.is_grad_enabled():
-            with torch.enable_grad():
-                out = _sum(x, weights, kernel, padding)
+            out = _sum(x, weights, kernel, padding)
             wanted = [t for t, need in zip((x, weights), ctx.needs_input_grad, strict=False) if need]
             parts = iter(torch.autograd.grad(out, wanted, g, create_graph=True))
             dx, dw = (next(parts) if need else None for need in ctx.needs_input_grad[:2])
