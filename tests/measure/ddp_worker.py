@@ -14,6 +14,7 @@ from foveal.measure import (
     AveragePrecision,
     EnergyInBox,
     InnerInLast,
+    MeanIoU,
     PointingGame,
     ScaleAccuracy,
     TruePositiveStrength,
@@ -34,6 +35,7 @@ def metrics() -> dict[str, Metric]:
         "inner_in_last": InnerInLast(),
         "pointing": PointingGame(tolerance=1),
         "energy": EnergyInBox(),
+        "iou": MeanIoU(4),
     }
 
 
@@ -55,6 +57,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         "inner_in_last": (attention, attention.flip(2)[:, ::2]),
         "pointing": (attention, mask),
         "energy": (attention, mask),
+        "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
     }
 
 

@@ -21,6 +21,7 @@ from foveal.measure.energy_in_box import EnergyInBox, energy_in_box
 from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.inner_in_last import InnerInLast, inner_in_last
 from foveal.measure.maps import attention_map
+from foveal.measure.mean_iou import MeanIoU, mean_iou
 from foveal.measure.pointing_game import PointingGame, pointing_game
 from foveal.measure.regions import box_mask
 from foveal.measure.scale_accuracy import ScaleAccuracy, scale_accuracy
@@ -36,6 +37,7 @@ __all__ = [
     "EnergyInBox",
     "InnerInLast",
     "LabelMAP",
+    "MeanIoU",
     "MetricInfo",
     "PointingGame",
     "ScaleAccuracy",
@@ -52,6 +54,7 @@ __all__ = [
     "energy_in_box",
     "inner_in_last",
     "label_map",
+    "mean_iou",
     "pointing_game",
     "register_metric",
     "scale_accuracy",
