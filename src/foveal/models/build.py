@@ -86,8 +86,11 @@ def insert_all(model: nn.Module, section: Any) -> None:
         at = settings.get("at")
         if not (at is None or isinstance(at, str) or (isinstance(at, list) and all(isinstance(a, str) for a in at))):
             raise UserError(f"{key}.at: expected a glob on layer names or a list of them, got {at!r}")
+        # The usual sites of a network with heads of its own are those of its backbone.
+        backbone = getattr(model, "backbone", None)
+        part = backbone if at is None and isinstance(backbone, nn.Module) else model
         try:
-            insert(model, **settings)
+            insert(part, **settings)
         except (UserError, TypeError) as error:
             raise UserError(f"{key}: {error}") from error
 

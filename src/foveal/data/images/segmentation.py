@@ -1,0 +1,341 @@
+"""Images with a class for every pixel, whatever their format on disk.
+
+A reader (:attr:`SegmentFormat.read`) says which images and masks there are; this file divides them into splits and
+makes batches. Images are decoded once, kept in the cache, held on the training device and augmented there
+(:mod:`foveal.data.images.crops`), if they fit; otherwise worker processes read them and do the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from foveal.data._random import uniform
+from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
+from foveal.data.cache import cached
+from foveal.data.check import check_files
+from foveal.data.images.crops import CanvasBatches, MaskedImages, canvases, cropped, plain_views, random_views
+from foveal.data.images.masked import (
+    MaskedFiles,
+    SegmentFormat,
+    SegmentOptions,
+    SegmentSet,
+    read_pair,
+    resized_to,
+    size_of,
+)
+from foveal.data.images.masks import IGNORED, palette
+from foveal.data.problems import Problem, Progress, collected, collecting
+from foveal.data.registry import Entry, register_data
+from foveal.data.splits import SPLITS
+from foveal.errors import DataError, UserError, unknown
+
+__all__ = ["MaskedFiles", "SegmentData", "SegmentFormat", "SegmentOptions", "SegmentSet", "register_segments"]
+
+MOST_HELD = 4 * 2**30  # bytes
+
+
+def register_segments(form: SegmentFormat, summary: str) -> Entry:
+    """Make a dataset of images with masks known by its format."""
+    build, check = partial(SegmentData, form), partial(check_segments, form)
+    return register_data(Entry(form.name, summary, SegmentOptions, build, form.place, check))
+
+
+def check_segments(
+    form: SegmentFormat, options: SegmentOptions, root: Path | None, progress: Progress
+) -> Iterator[Problem]:
+    """Read all lists, images and masks of a dataset and yield what is wrong with them."""
+    if form.place is None:
+        return
+    images: SegmentSet | None = None
+    with collecting() as problems, collected():
+        images = form.read(form.place.find(root, options.folder, name=form.name))
+    yield from problems
+    if images is None:
+        return
+    seen = np.zeros(IGNORED + 1, np.int64)
+    for split, files in images.splits.items():
+        assert isinstance(files, MaskedFiles)
+        masks = dict(zip(files.images, files.masks, strict=True))
+
+        def read(file: Path, masks: dict[Path, Path] = masks, counts: bool = split == "train") -> None:
+            _, mask = read_pair(file, masks[file], images.read_mask)
+            if counts:
+                seen[np.unique(mask)] += 1
+
+        yield from check_files(files.images, progress, f"reading {split} images and masks", read)
+    for name, count in zip(images.answers, seen, strict=False):
+        if not count:
+            yield Problem(f"class {name!r} is in no training mask: no model can learn it", stops=False)
+
+
+class SegmentData:
+    """A segmentation dataset, ready to be trained on.
+
+    Attributes:
+        answers: names of the classes.
+        colours: of the classes, "#rrggbb".
+        splits: the samples of ``train``, ``val`` and ``test``.
+    """
+
+    crop: tuple[int, int]
+    scale: tuple[float, float]
+    flip: bool
+    val_fraction: float
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    def __init__(self, form: SegmentFormat, options: SegmentOptions, root: Path | None) -> None:
+        self.form, self.name, self.options, self.root = form, form.name, options, root
+        self.embedded = form.place is None
+        for key in ("crop", "scale", "flip", "val_fraction", "mean", "std"):
+            value = getattr(options, key)
+            setattr(self, key, getattr(form, key) if value is None else value)
+        self._check_options()
+        self.folder = Path() if form.place is None else form.place.find(root, options.folder, name=form.name)
+        self.title = self.folder.resolve().name if form.own_files else form.title
+        found = form.read(self.folder)  # what is missing stops here
+        self.answers, self.read_mask, self.official = found.answers, found.read_mask, tuple(found.splits)
+        self.colours = list(found.colours) or palette(len(self.answers))
+        self.splits: dict[str, MaskedFiles | MaskedImages] = self._divide(found.splits)
+        self.held = self._holds()
+        if self.held:
+            self.splits = self._decode_all(self.splits)
+        self._on_device: dict[tuple[str, str], MaskedImages] = {}
+
+    def _check_options(self) -> None:
+        o = self.options
+        if min(self.crop) < 1:
+            raise UserError(f"data.crop={list(self.crop)}: expected a height and a width of 1 or more")
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise UserError(f"data.scale={list(self.scale)}: expected 0 < least ≤ greatest")
+        if o.short is not None and o.short < 1:
+            raise UserError(f"data.short={o.short}: expected 1 or more")
+        if o.workers < 0:
+            raise UserError(f"data.workers={o.workers}: expected 0 or more")
+        if not 0 <= self.val_fraction < 1 or not 0 < o.test_fraction < 1:
+            raise UserError(
+                f"data.val_fraction={self.val_fraction}, data.test_fraction={o.test_fraction}: expected less than 1, "
+                "and more than 0 for the test"
+            )
+        if not min(self.std) > 0:
+            raise UserError(f"data.std={list(self.std)}: expected three numbers above 0")
+
+    # Splits ------------------------------------------------------------------------
+
+    def _divide(self, splits: dict[str, Any]) -> dict[str, Any]:
+        """Training, validation and test images from those splits that are official, as for classification."""
+        train, val, test = splits["train"], splits.get("val"), splits.get("test")
+        if test is None:
+            val, test = None, val
+        if test is None:
+            train, test = self._cut(train, self.options.test_fraction, "test")
+        if val is None:
+            train, val = self._cut(train, self.val_fraction, "val") if self.val_fraction else (train, test)
+        return {"train": train, "val": val, "test": test}
+
+    def _cut(self, files: MaskedFiles, fraction: float, split: str) -> tuple[MaskedFiles, MaskedFiles]:
+        order = uniform(self.options.seed, SPLITS.index(split), torch.arange(len(files))).argsort(stable=True)
+        count = round(fraction * len(files))
+        if not 0 < count < len(files):
+            raise UserError(
+                f"data.{split}_fraction={fraction}: {count} of {len(files)} training images would be left for {split}; "
+                "use another fraction or add images"
+            )
+        return files.take(order[count:].sort().values), files.take(order[:count].sort().values)
+
+    def _files(self) -> dict[str, MaskedFiles]:
+        return {split: files for split, files in self.splits.items() if isinstance(files, MaskedFiles)}
+
+    # Decoding ----------------------------------------------------------------------
+
+    def _holds(self) -> bool:
+        files = self._files()
+        if not files or self.options.hold is not None:
+            return not files or bool(self.options.hold)
+        height, width = size_of(files["train"].images[0], self.options.short)
+        return 4 * height * width * sum(len(split) for split in files.values()) < MOST_HELD
+
+    def _decode_all(self, splits: dict[str, Any]) -> dict[str, Any]:
+        """The splits as pixels; where validation and test are the same images, they still are."""
+        decoded = {split: self._decode(split, splits[split]) for split in ("train", "test")}
+        val = decoded["test"] if splits["val"] is splits["test"] else self._decode("val", splits["val"])
+        return {"train": decoded["train"], "val": val, "test": decoded["test"]}
+
+    def _decode(self, split: str, files: MaskedFiles | MaskedImages) -> MaskedImages:
+        """The files of a split as pixels, by way of the disk cache."""
+        if isinstance(files, MaskedImages):
+            return files
+        state = hashlib.sha256()
+        for file in (*files.images, *files.masks):
+            try:
+                stat = os.stat(file)
+            except OSError as error:
+                raise DataError(f"{file}: no such file") from error
+            state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        key: dict[str, object] = {"files": state.hexdigest(), "short": self.options.short, "classes": self.answers}
+
+        def make() -> dict[str, Tensor]:
+            batches = Batches(
+                EpochBatches(len(files), 64), partial(self._read, files), CPU, workers=self.options.workers
+            )
+            # A copy, because what comes from another process lies in shared memory, of which there may be little.
+            parts = [{name: values.clone() for name, values in batch.items()} for batch in batches]
+            return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+        return MaskedImages.of(**cached(f"{self.name}-{split}", key, make))
+
+    def _read(self, files: MaskedFiles, index: Tensor) -> Batch:
+        """Images and masks as the arguments of :meth:`~foveal.data.images.crops.MaskedImages.of`."""
+        pixels, labels, sizes = [], [], []
+        for n in index.tolist():
+            image, mask = read_pair(files.images[n], files.masks[n], self.read_mask)
+            size = resized_to(image.size, self.options.short)
+            if size != image.size:
+                image = image.resize(size, Image.Resampling.BILINEAR)
+                mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+            pixels.append(torch.from_numpy(np.array(image)).view(-1, 3))
+            labels.append(torch.from_numpy(np.array(mask)).flatten())
+            sizes.append((size[1], size[0]))
+        return {"pixels": torch.cat(pixels), "labels": torch.cat(labels), "size": torch.tensor(sizes)}
+
+    # What a task asks --------------------------------------------------------------
+
+    def describe(self) -> str:
+        """One line on what the data is."""
+        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
+        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
+        notes = [self.form.note] if self.form.note else []
+        if self.options.short:
+            notes.append(f"short side {self.options.short}")
+        if self.splits["val"] is self.splits["test"]:
+            notes.append("validation and test are the same images")
+        if self.official == ("train",):
+            notes.append("no official splits: divided at random")
+        elif "test" not in self.official:
+            notes.append("tested on the official validation images")
+        if absent := self.absent_classes():
+            notes.append(f"in no training mask: {', '.join(absent)}")
+        return line + "".join(f"; {note}" for note in notes)
+
+    def absent_classes(self) -> list[str]:
+        """Classes that no training mask has; none if the masks are not held."""
+        train = self.splits["train"]
+        if not isinstance(train, MaskedImages):
+            return []
+        counts = train.labels.bincount(minlength=len(self.answers))
+        return [name for name, count in zip(self.answers, counts.tolist(), strict=False) if not count]
+
+    def about(self) -> dict[str, Any]:
+        """Names and colours of the classes, and how an image becomes the model's input."""
+        return {
+            "answers": self.answers,
+            "palette": self.colours,
+            "view": {"short": self.options.short, "mean": list(self.mean), "std": list(self.std)},
+            "asked": f"what every pixel shows ({len(self.answers)} classes)",
+        }
+
+    def held_on(self, split: str, device: torch.device) -> MaskedImages:
+        """Images and masks of ``split`` on ``device``, moved there once."""
+        key, pairs = (split, str(device)), self.splits[split]
+        assert isinstance(pairs, MaskedImages)
+        if key not in self._on_device:
+            self._on_device[key] = pairs.to(device)
+        return self._on_device[key]
+
+    @cached_property
+    def _fill(self) -> Tensor:
+        return torch.tensor([round(255 * value) for value in self.mean]).clamp(0, 255).to(torch.uint8)
+
+    def _sizes(self, split: str) -> Tensor:
+        """Height and width of each image, int64 (N, 2)."""
+        pairs = self.splits[split]
+        if isinstance(pairs, MaskedImages):
+            return pairs.images.size.cpu()
+        return torch.tensor([size_of(file, self.options.short) for file in pairs.images])
+
+    def loader(
+        self,
+        split: str,
+        batch: int,
+        *,
+        epoch: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        device: torch.device,
+        masks: bool = False,
+    ) -> Batches:
+        """Batches of ``split`` for one epoch; held images on ``device``, others in memory pinned if that is a GPU.
+
+        They hold image uint8 (N, 3, H, W), label uint8 (N, H, W), of which 255 does not count, and index (N,).
+        """
+        if split not in self.splits:
+            raise unknown("split", split, self.splits)
+        if masks:
+            raise UserError(f"data.name={self.name} has classes of pixels, but no masks of single objects")
+        shuffle = epoch_seed(seed, epoch) if split == "train" else None
+        order: EpochBatches
+        if shuffle is None:
+            order = CanvasBatches(canvases(self._sizes(split)), batch, rank, world)
+        else:
+            order = EpochBatches(len(self.splits[split]), batch, shuffle, rank, world)
+        if self.held:
+            held = HeldCrops(self, self.held_on(split, device), shuffle)
+            return Batches(order, held, device)
+        return Batches(order, partial(self._gather, split, shuffle), device, workers=self.options.workers)
+
+    def views(self, sample: Tensor, size: Tensor, seed: int | None) -> Tensor:
+        """How images are seen: at random in a training epoch, whole otherwise; see :mod:`foveal.data.images.crops`."""
+        if seed is None:
+            return plain_views(len(sample))
+        return random_views(sample, size, self.crop, self.scale, self.flip, seed)
+
+    def _gather(self, split: str, seed: int | None, index: Tensor) -> Batch:
+        """A batch of images that are read from their files."""
+        files = self.splits[split]
+        assert isinstance(files, MaskedFiles)
+        pairs = MaskedImages.of(**self._read(files, index))
+        view = self.views(index, pairs.images.size, seed)
+        return self.batch(pairs, torch.arange(len(index)), view, index, seed)
+
+    def batch(self, pairs: MaskedImages, place: Tensor, view: Tensor, index: Tensor, seed: int | None) -> Batch:
+        """The images at ``place`` in ``pairs`` as a batch; ``index`` is their number in the split."""
+        crop = self.crop
+        if seed is None:
+            height, width = canvases(pairs.images.size[place]).amax(0).tolist()
+            crop = (height, width)
+        image, label = cropped(pairs, place, view, crop, self._fill.to(place.device))
+        return {"image": image, "label": label, "index": index}
+
+
+class HeldCrops:
+    """Gathers batches of images that lie on the device already, augmented there.
+
+    Args:
+        source: the dataset.
+        pairs: the images of one split.
+        seed: of a training epoch; None for whole images.
+    """
+
+    def __init__(self, source: SegmentData, pairs: MaskedImages, seed: int | None) -> None:
+        self.source, self.pairs, self.seed = source, pairs, seed
+
+    @cached_property
+    def _views(self) -> Tensor:
+        """Of the whole epoch at once, because a step would wait for each of its own."""
+        size = self.pairs.images.size.cpu()
+        return self.source.views(torch.arange(len(size)), size, self.seed).to(self.pairs.labels.device)
+
+    def __call__(self, index: Tensor) -> Batch:
+        """The samples with these numbers as one batch."""
+        return self.source.batch(self.pairs, index, self._views[index], index, self.seed)
