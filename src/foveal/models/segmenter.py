@@ -2,7 +2,7 @@
 
 The base of CCNet (Huang et al., https://arxiv.org/abs/1811.11721), which "An Empirical Study of Spatial Attention
 Mechanisms" (Zhu et al., https://arxiv.org/abs/1904.05873) puts its attention into: ResNet-50 with output stride 8, a
-3×3 convolution to 512 channels, and an auxiliary head on conv4. Logits are enlarged bilinearly to the size of the image.
+3×3 convolution to 512 channels, and an auxiliary head on conv4. Logits are resized bilinearly to the image's size.
 
 The output is a dict with ``out`` and, in training, ``aux``, as that of torchvision's segmentation networks. Attention
 is inserted into the backbone (``model.insert`` of a recipe without ``at``), whose layers are called ``backbone.…``.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch.nn.functional as F
@@ -71,7 +71,7 @@ class Segmenter(nn.Module):
             stride_first(self.backbone, backbone)
         if checkpoint is not None:
             self.load_backbone(checkpoint)
-        inner, last = self.backbone.feature_info.channels()
+        inner, last = cast(Any, self.backbone).feature_info.channels()
         self.head = _head(last, width, num_classes, dropout)
         self.auxiliary = _head(inner, width, num_classes, dropout) if auxiliary else None
 
@@ -126,7 +126,7 @@ def build_backbone(
         backbone = _undilated(name, arguments)
     except (RuntimeError, ValueError, IndexError) as error:
         raise _no_features(name, error) from error
-    strides = backbone.feature_info.reduction()
+    strides = cast(Any, backbone).feature_info.reduction()
     if output_stride is not None and strides[-1] != output_stride:
         raise UserError(
             f"model.output_stride={output_stride}: the last map of {name} has stride {strides[-1]}; leave it out, or "
@@ -149,12 +149,13 @@ def _no_features(name: str, error: Exception) -> UserError:
 
 def stride_first(model: nn.Module, name: str) -> None:
     """Move the strides of bottleneck blocks from the 3×3 convolution to the 1×1 before it, in place."""
-    blocks = [m for m in model.modules() if all(isinstance(getattr(m, c, None), nn.Conv2d) for c in ("conv1", "conv3"))]
+    names = ("conv1", "conv2", "conv3")
+    candidates: list[list[Any]] = [[getattr(module, conv, None) for conv in names] for module in model.modules()]
+    blocks = [convs for convs in candidates if all(isinstance(conv, nn.Conv2d) for conv in convs)]
     if not blocks:
         raise UserError(f"model.caffe=true is for ResNets with bottleneck blocks, such as resnet50, not for {name}")
-    for block in blocks:
-        first, second = block.conv1, block.conv2
-        if isinstance(second, nn.Conv2d) and max(second.stride) > 1:  # type: ignore[arg-type]
+    for first, second, _ in blocks:
+        if second.stride != (1, 1):
             first.stride, second.stride = second.stride, (1, 1)
 
 

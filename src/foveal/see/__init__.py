@@ -13,6 +13,7 @@ from foveal.see.draw.overlay import attended, heatmap, overlay
 from foveal.see.draw.pairs import pairs
 from foveal.see.draw.query import query, query_maps, sampling
 from foveal.see.draw.samples import Samples
+from foveal.see.draw.segmentation import painted, segmentation
 from foveal.see.draw.top_classes import TopClasses, top_classes
 from foveal.see.draw.words import words
 
@@ -26,6 +27,7 @@ __all__ = [
     "gates",
     "heatmap",
     "overlay",
+    "painted",
     "pairs",
     "precision_recall",
     "query",
@@ -33,6 +35,7 @@ __all__ = [
     "report",
     "sampling",
     "scale_accuracy",
+    "segmentation",
     "top_classes",
     "training",
     "words",

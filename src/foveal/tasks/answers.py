@@ -121,6 +121,11 @@ def pixels(image: Tensor) -> Tensor:
     return image.contiguous(memory_format=torch.channels_last)
 
 
+def normalised(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Images (N, 3, H, W) of bytes, or in [0, 1], as (pixel − mean) / std with mean and std (3,); channels last."""
+    return (pixels(image) - mean[:, None, None]) / std[:, None, None]
+
+
 def sample_tensors(
     batch: Mapping[str, Tensor], logits: Tensor, multilabel: bool, gates: Mapping[str, Tensor], combined: Tensor | None
 ) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from foveal.see import TopClasses
 from foveal.supervise import confusing_class
 from foveal.tasks import fit, load_model
 from foveal.tasks.classify import Classify, attention
-from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, normalised, spatial_maps
+from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, spatial_maps
 from foveal.tasks.classify.options import ClassAttention
 from foveal.tasks.train import build_source
 

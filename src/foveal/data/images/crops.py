@@ -69,7 +69,7 @@ def random_views(
     room = size * factor[:, None] - torch.tensor(crop)
     corner = torch.stack([uniform(seed, stream, sample) for stream in (ROW, COLUMN)], 1)
     mirrored = (uniform(seed, FLIP, sample) < 0.5) & flip
-    return torch.cat([factor[:, None], corner * room, mirrored[:, None].double()], 1)
+    return torch.cat([factor[:, None], (corner * room).round(), mirrored[:, None].double()], 1)
 
 
 def plain_views(count: int) -> Tensor:
@@ -78,7 +78,7 @@ def plain_views(count: int) -> Tensor:
 
 
 def cropped(
-    pairs: MaskedImages, index: Tensor, view: Tensor, crop: tuple[int, int], fill: Tensor
+    pairs: MaskedImages, index: Tensor, view: Tensor, crop: tuple[int, int], fill: Tensor, *, scaled: bool = True
 ) -> tuple[Tensor, Tensor]:
     """A crop of each image of a batch and of its mask.
 
@@ -88,6 +88,7 @@ def cropped(
         view: of each of them, from :func:`random_views`, (N, 4).
         crop: height H and width W of the crops.
         fill: colour beyond the border, uint8 (3,).
+        scaled: whether any factor is not 1; if none is, pixels are copied, which is faster.
 
     Returns:
         uint8 (N, 3, H, W), channels last, and classes uint8 (N, H, W).
@@ -95,43 +96,56 @@ def cropped(
     images, device = pairs.images, index.device
     factor, top, left, mirrored = view.float()[:, :, None].unbind(1)  # (N, 1) each
     height, width = images.size[index][:, :, None].unbind(1)
-    rows, columns = (torch.arange(side, device=device) for side in crop)
-    columns = torch.where(mirrored > 0, crop[1] - 1 - columns, columns)
-    y, x = ((along + 0.5 + first) / factor - 0.5 for along, first in ((rows, top), (columns, left)))  # (N, H), (N, W)
-    down, across = _neighbours(y, height), _neighbours(x, width)
+    row, column = (torch.arange(side, device=device) for side in crop)
+    column = torch.where(mirrored > 0, crop[1] - 1 - column, column)
+    down = Positions((row + 0.5 + top) / factor - 0.5, height)  # (N, H)
+    across = Positions((column + 0.5 + left) / factor - 0.5, width)  # (N, W)
     first = images.first[index][:, None, None]
 
-    def place(row: Tensor, column: Tensor) -> Tensor:
-        return first + row[:, :, None] * width[:, :, None] + column[:, None]
+    def at(rows: Tensor, columns: Tensor) -> Tensor:
+        """Numbers of pixels, (N, H, W)."""
+        return first + rows[:, :, None] * width[:, :, None] + columns[:, None]
 
-    pixels = torch.zeros((), device=device)
-    for row, row_weight in down[:2]:
-        for column, column_weight in across[:2]:
-            weight = row_weight[:, :, None] * column_weight[:, None]
-            pixels = pixels + images.pixels[place(row, column)] * weight[..., None]
-    inside = down[2][1][:, :, None] & across[2][1][:, None]
-    image = torch.where(inside[..., None], pixels.round().to(torch.uint8), fill)
-    label = torch.where(inside, pairs.labels[place(down[2][0], across[2][0])], IGNORED)
+    nearest = at(down.nearest, across.nearest)
+    pixels = images.pixels[nearest]
+    if scaled:
+        total = torch.zeros(pixels.shape, device=device)
+        for rows, row_weight in down.neighbours():
+            for columns, column_weight in across.neighbours():
+                weight = row_weight[:, :, None] * column_weight[:, None]
+                total.addcmul_(images.pixels[at(rows, columns)].float(), weight[..., None])
+        pixels = total.round().to(torch.uint8)
+    inside = down.inside[:, :, None] & across.inside[:, None]
+    image = torch.where(inside[..., None], pixels, fill)
+    label = torch.where(inside, pairs.labels[nearest], IGNORED)
     return image.permute(0, 3, 1, 2), label
 
 
-def _neighbours(along: Tensor, length: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """The two pixels next to each position and their weights, and the nearest one and whether it is in the image.
+class Positions:
+    """Positions along one side of some images.
 
     Args:
-        along: positions (N, S), 0 at the centre of the first pixel.
+        along: (N, S), 0 at the centre of the first pixel.
         length: pixels of each image, int64 (N, 1).
+
+    Attributes:
+        nearest: number of the nearest pixel, int64 (N, S).
+        inside: whether the position is in the image, bool (N, S).
     """
-    floor = along.floor()
-    weight, before = along - floor, floor.long()
-    nearest = (along + 0.5).floor().long()
-    last = length - 1
-    zero = torch.zeros_like(last)
-    return [
-        (before.clamp(zero, last), 1 - weight),
-        ((before + 1).clamp(zero, last), weight),
-        (nearest.clamp(zero, last), (nearest >= 0) & (nearest <= last)),
-    ]
+
+    def __init__(self, along: Tensor, length: Tensor) -> None:
+        self.along, self.last = along, length - 1
+        nearest = (along + 0.5).floor().long()
+        self.nearest, self.inside = self._clamped(nearest), (nearest >= 0) & (nearest < length)
+
+    def neighbours(self) -> list[tuple[Tensor, Tensor]]:
+        """Number and weight of the pixels before and after each position, (N, S) each."""
+        floor = self.along.floor()
+        before, weight = floor.long(), self.along - floor
+        return [(self._clamped(before), 1 - weight), (self._clamped(before + 1), weight)]
+
+    def _clamped(self, number: Tensor) -> Tensor:
+        return number.clamp(torch.zeros_like(self.last), self.last)
 
 
 def canvases(size: Tensor) -> Tensor:

@@ -314,7 +314,8 @@ class SegmentData:
         if seed is None:
             height, width = canvases(pairs.images.size[place]).amax(0).tolist()
             crop = (height, width)
-        image, label = cropped(pairs, place, view, crop, self._fill.to(place.device))
+        scaled = seed is not None and self.scale != (1.0, 1.0)
+        image, label = cropped(pairs, place, view, crop, self._fill.to(place.device), scaled=scaled)
         return {"image": image, "label": label, "index": index}
 
 

@@ -18,7 +18,6 @@ from foveal.measure._split import SplitMean
 from foveal.measure.attention_overlap import OVERLAP_INNER, OVERLAP_LAST
 from foveal.measure.info import MetricInfo
 from foveal.supervise import confusing_class
-from foveal.tasks.answers import pixels
 from foveal.tasks.classify.options import ClassAttention
 from foveal.tasks.classify.sharpening import trial_images, without_python
 from foveal.tasks.results import Results
@@ -43,11 +42,6 @@ def spatial_maps(seen: Mapping[str, AttentionRecord], size: tuple[int, int]) -> 
         return {}, None
     shown = list(gates)[:: -math.ceil(len(gates) / SHOWN)]
     return {site: gates[site] for site in reversed(shown)}, attention_map(list(gates.values()), size)
-
-
-def normalised(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Images (N, 3, H, W) of bytes, or in [0, 1], as (pixel − mean) / std with mean and std (3,); channels last."""
-    return (pixels(image) - mean[:, None, None]) / std[:, None, None]
 
 
 def try_maps(model: nn.Module, layers: Sequence[str], kind: MapKind, size: int, key: str) -> None:

@@ -13,8 +13,8 @@ from foveal.data.images.augment import view
 from foveal.data.images.reading import read_image
 from foveal.errors import UnknownNameError, UserError
 from foveal.see import Samples, class_maps, gates, top_classes
-from foveal.tasks.answers import answer_lines, answers, check_same_answers, named_answers, true_answers
-from foveal.tasks.classify.attention import looking, normalised, spatial_maps
+from foveal.tasks.answers import answer_lines, answers, check_same_answers, named_answers, normalised, true_answers
+from foveal.tasks.classify.attention import looking, spatial_maps
 from foveal.tasks.classify.options import ClassAttention
 from foveal.tasks.prediction import Prediction, Trained, titles
 

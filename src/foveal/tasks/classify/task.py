@@ -18,9 +18,9 @@ from foveal.measure.info import MetricInfo, register_metric
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
 from foveal.see import top_classes
-from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, sample_tensors, try_model
+from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, normalised, sample_tensors, try_model
 from foveal.tasks.base import Batch, Task
-from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, normalised, spatial_maps, try_maps
+from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, spatial_maps, try_maps
 from foveal.tasks.classify.options import ClassifyLoss, ClassifyMeasure, complete
 from foveal.tasks.classify.sharpening import SharpenLosses
 from foveal.tasks.prediction import Prediction, Trained

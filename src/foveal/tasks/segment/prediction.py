@@ -1,0 +1,184 @@
+"""Ask trained segmentation networks about an image file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
+
+from foveal.attention import AttentionRecord, watch
+from foveal.data.images.masked import resized_to
+from foveal.data.images.reading import read_image
+from foveal.errors import UserError
+from foveal.see import overlay, segmentation
+from foveal.tasks.answers import check_same_answers, normalised
+from foveal.tasks.prediction import Prediction, Trained, titles
+from foveal.tasks.segment.inference import segment
+
+MOST_MAPS = 4  # of attention, from the last on
+
+
+def predict(
+    runs: Sequence[Trained], inputs: Sequence[str], at: str | None, short: int | None, window: int | None
+) -> Prediction:
+    """The classes of an image file, painted over it; see :meth:`~foveal.tasks.segment.task.Segment.predict`."""
+    if len(inputs) != 1:
+        extra = f"; leave {' '.join(inputs[1:])!r} out" if inputs else ""
+        raise UserError(f"this model segments whole images{extra}")
+    if short is not None and short < 1:
+        raise UserError(f"--short {short}: expected the short side in pixels, at least 1")
+    check_same_answers(runs)
+    about, photo = runs[0].about, pil_to_tensor(read_image(Path(inputs[0])))
+    query = None if at is None else _query(at, photo)
+    labels, lines, data = {}, {}, {}
+    panels: dict[str, Image.Image] = {}
+    for title, run in zip(titles(runs), runs, strict=True):
+        looked = look(run, photo, short, window, query is not None)
+        classes = labels[title] = looked.classes
+        shares = classes.flatten().bincount(minlength=len(about["answers"])) / classes.numel()
+        order = [number for number in shares.argsort(descending=True).tolist() if shares[number] > 0]
+        named = [(about["answers"][number], float(shares[number])) for number in order]
+        lines[title] = [f"{name:16} {share:6.1%} {'█' * round(30 * share)}".rstrip() for name, share in named[:8]]
+        data[title] = {"shares": dict(named), "runs": run_lengths(classes)}
+        if query is not None:
+            panels |= _attention(title if len(runs) > 1 else "", photo, looked, query)
+    picture = segmentation(photo, labels, about["answers"], about["palette"], panels=panels)
+    return Prediction(
+        picture=picture,
+        lines=lines,
+        remark=_remark(query, panels),
+        data={"image": inputs[0], "size": list(photo.shape[1:]), "classes": about["answers"], "models": data},
+        stem=f"{Path(inputs[0]).stem}-segmented",
+    )
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model makes of a photograph.
+
+    Attributes:
+        classes: of each pixel, int64 (H, W).
+        seen: its attention between positions, by layer.
+        size: height and width at which the model saw the photograph.
+    """
+
+    classes: Tensor
+    seen: dict[str, AttentionRecord]
+    size: tuple[int, int]
+
+
+def look(run: Trained, photo: Tensor, short: int | None, window: int | None, watched: bool) -> Look:
+    """Segment a photograph uint8 (3, H, W); also watch the model, if asked to."""
+    view = run.about["view"]
+    height, width = photo.shape[1:]
+    across, down = resized_to((width, height), short or view["short"])
+    image = photo[None].float() / 255
+    if (down, across) != (height, width):
+        image = F.interpolate(image, (down, across), mode="bilinear", antialias=True)
+    options = run.recipe.measure if window is None else replace(run.recipe.measure, window=(window, window))
+    x = normalised(image, torch.tensor(view["mean"]), torch.tensor(view["std"]))
+    seen: dict[str, AttentionRecord] = {}
+    with torch.no_grad():
+        logits = segment(run.model, x, options)
+        if watched:  # the whole image, whatever the window
+            with watch(run.model) as records:
+                run.model(x)
+            seen = {site: record for site, record in records.items() if record.kind == "pairwise"}
+    classes = F.interpolate(logits, (height, width), mode="bilinear").argmax(1)[0]
+    return Look(classes, seen, (down, across))
+
+
+def run_lengths(classes: Tensor) -> list[list[int]]:
+    """Classes int (H, W) as pairs of class and length, row by row.
+
+    >>> run_lengths(torch.tensor([[0, 0, 1], [1, 1, 2]]))
+    [[0, 2], [1, 3], [2, 1]]
+    """
+    values, counts = classes.flatten().unique_consecutive(return_counts=True)
+    return torch.stack([values, counts], 1).tolist()
+
+
+# Attention of one position -----------------------------------------------------------
+
+
+def _query(at: str, photo: Tensor) -> tuple[float, float]:
+    """Column and row of ``x,y`` as fractions of the sides of the photograph (3, H, W)."""
+    height, width = photo.shape[1:]
+    try:
+        x, y = (float(part) for part in at.split(","))
+    except ValueError as error:
+        raise UserError(
+            f"--at {at}: expected x,y in pixels of the image, such as --at {width // 2},{height // 2}"
+        ) from error
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f"--at {at} is outside the image, which has {width}×{height} pixels")
+    return x / width, y / height
+
+
+def _attention(title: str, photo: Tensor, looked: Look, query: tuple[float, float]) -> dict[str, Image.Image]:
+    """Where a position looks, in some of the layers: pictures by title."""
+    panels: dict[str, Image.Image] = {}
+    for site, record in reversed(looked.seen.items()):
+        if len(panels) == MOST_MAPS:
+            break
+        if (weights := attention_of(record, query, looked.size)) is not None:
+            name = f"{title} {site.removeprefix('backbone.').replace('.attached.', ' ')}".strip()
+            panels[name] = _marked(overlay(photo, weights), query)
+    return dict(reversed(panels.items()))
+
+
+def attention_of(record: AttentionRecord, query: tuple[float, float], size: Sequence[int]) -> Tensor | None:
+    """The map (h, w) that a position looks at, the mean over heads; None if the record is of no map of the image.
+
+    Args:
+        record: pairwise attention of one image between the positions of its maps.
+        query: column and row, as fractions of the image's sides.
+        size: height and width of the image that the model saw.
+    """
+    queries, keys = (map_size(count, size) for count in record.shape[-2:])
+    if queries is None or keys is None:
+        return None
+    column, row = (min(int(part * side), side - 1) for part, side in zip(query, queries[::-1], strict=True))
+    rows = record.rows([row * queries[1] + column])[0]
+    return rows.float().reshape(-1, *keys).mean(0)
+
+
+def map_size(positions: int, size: Sequence[int]) -> tuple[int, int] | None:
+    """Height and width of a map with so many positions of an image of ``size``; None if no stride gives such a map.
+
+    >>> map_size(6 * 9, (48, 72)), map_size(7, (48, 72))
+    ((6, 9), None)
+    """
+    for stride in range(1, max(size) + 1):
+        height, width = (math.ceil(side / stride) for side in size)
+        if height * width <= positions:
+            return (height, width) if height * width == positions else None
+    return None
+
+
+def _marked(picture: Image.Image, query: tuple[float, float]) -> Image.Image:
+    """A ring around the position that looks."""
+    draw, radius = ImageDraw.Draw(picture), max(3, min(picture.size) // 40)
+    x, y = query[0] * picture.width, query[1] * picture.height
+    for colour, grow in (("black", 1), ("white", 0)):
+        draw.ellipse(
+            (x - radius - grow, y - radius - grow, x + radius + grow, y + radius + grow), outline=colour, width=2
+        )
+    return picture
+
+
+def _remark(query: tuple[float, float] | None, panels: dict[str, Any]) -> str:
+    if query is None or panels:
+        return ""
+    return (
+        "No attention is shown: --at needs a model with attention between positions, such as one trained with "
+        "model.insert={mechanism: spatial}."
+    )

@@ -1,0 +1,74 @@
+"""The report of task ``segment``: some test images, and what each model says of their pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from foveal.runs import Group
+from foveal.runs.folder import Stored
+from foveal.see import painted
+from foveal.see.draw.segmentation import legend
+from foveal.see.page import Section, cards, figure, picture
+from foveal.tasks.report import ReportWords
+
+LIMIT = 6  # images
+LONGEST = 320  # pixels of a picture
+
+
+def report_words(groups: Sequence[Group]) -> ReportWords:
+    """Pictures, and what was asked."""
+    stored = next((group.samples for group in groups if group.samples is not None), None)
+    asked = "what every pixel shows" if stored is None else stored.about.get("asked", "what every pixel shows")
+    return ReportWords(
+        doing=f"were shown pictures and asked for {asked}",
+        things="pictures",
+        headlines={"mean_iou": "{who} reached a mean IoU of {value}."},
+    )
+
+
+def report_sections(groups: Sequence[Group], colours: Mapping[str, int]) -> list[Section]:
+    """The same test images through the eyes of all models; the IoU of every class is in the table of parts."""
+    stored = {group.name: group.samples for group in groups if group.samples is not None}
+    if not stored:
+        return []
+    first = next(iter(stored.values()))
+    same = {name: samples for name, samples in stored.items() if _same(samples, first)}
+    intro = "The image, its true classes, and those that each model gives to its pixels; what does not count is bare."
+    if others := [name for name in stored if name not in same]:
+        intro += f" Not shown, because other images were recorded: {', '.join(others)}."
+    return [Section("What they paint", _cards(same, first), intro)]
+
+
+def _same(samples: Stored, first: Stored) -> bool:
+    """Whether two models were shown the same images and asked for the same classes."""
+    alike = samples.about.get("answers") == first.about.get("answers")
+    return alike and torch.equal(samples.tensors["image"], first.tensors["image"])
+
+
+def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
+    names, palette, tensors = first.about["answers"], first.about["palette"], first.tensors
+    items = []
+    for k in range(min(LIMIT, len(tensors["image"]))):
+        image, truth = tensors["image"][k], tensors["label"][k]
+        paintings = {"truth": truth} | {name: samples.tensors["prediction"][k] for name, samples in models.items()}
+        shown = [figure(_picture(image, None, palette, f"test image {k + 1}"), "image")]
+        for title, labels in paintings.items():
+            counted = labels.masked_fill(truth == 255, 255)
+            content = _picture(image, counted, palette, f"classes of test image {k + 1}: {title}")
+            shown.append(figure(content, title if title == "truth" else f"{title}, {_right(labels, truth)} right"))
+        items.append((f"test image {k + 1}", Markup("").join(shown)))
+    return cards(items) + picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
+
+
+def _picture(image: Tensor, labels: Tensor | None, palette: Sequence[str], alt: str) -> Markup:
+    bare = torch.full(tuple(image.shape[1:]), 255)
+    return picture(painted(image, bare if labels is None else labels, palette), alt, LONGEST)
+
+
+def _right(labels: Tensor, truth: Tensor) -> str:
+    counted = truth != 255
+    return f"{(labels == truth)[counted].float().mean():.0%}" if bool(counted.any()) else "nothing to be"

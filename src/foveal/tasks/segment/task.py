@@ -1,0 +1,203 @@
+"""The step, losses and metrics of task ``segment``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveal.data import Source
+from foveal.errors import DataError, UserError
+from foveal.measure import MeanIoU
+from foveal.measure.mean_iou import IGNORED, PIXEL_ACCURACY, PixelConfusion, class_iou, pixel_accuracy
+from foveal.models.build import build_model
+from foveal.recipe import Recipe
+from foveal.tasks.answers import normalised
+from foveal.tasks.base import SAMPLES, Batch, Task
+from foveal.tasks.prediction import Prediction, Trained
+from foveal.tasks.registry import register_task
+from foveal.tasks.results import Results
+from foveal.tasks.segment.inference import logits_of, segment
+from foveal.tasks.segment.options import SegmentLoss, SegmentMeasure
+
+if TYPE_CHECKING:
+    from foveal.runs import Group
+    from foveal.see.page import Section
+    from foveal.tasks.report import ReportWords
+
+
+@runtime_checkable
+class SegmentSource(Protocol):
+    """A dataset of images with a class for every pixel."""
+
+    answers: list[str]
+    colours: list[str]
+    crop: tuple[int, int]
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@register_task("segment")
+class Segment(Task):
+    """Train and test a network ``normalised images -> logits of every pixel``.
+
+    Args:
+        recipe: the whole recipe.
+        source: the dataset; batches hold image and label, of which 255 does not count.
+        model: an already built model to use instead of the recipe's. It returns logits (N, K, H, W), or a dict with
+            ``out`` and perhaps ``aux``, those of an auxiliary head.
+    """
+
+    mean: Tensor
+    std: Tensor
+    summary = "an image; the class of every pixel"
+    sections: ClassVar[Mapping[str, type]] = {"loss": SegmentLoss, "measure": SegmentMeasure}
+    usual_weights: ClassVar[Mapping[str, float]] = {"auxiliary": 0.4}
+
+    def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
+        if not isinstance(source, SegmentSource):
+            raise UserError(
+                f"task segment needs images with masks, such as data.name=signals; data.name={source.name} has none"
+            )
+        recipe, classes = self.complete(recipe), len(source.answers)
+        if classes < 2:
+            raise DataError(f"data.name={source.name} has one class; at least two are needed to tell apart")
+        if model is None:
+            model = build_model(recipe.model, {"num_classes": classes}, root=getattr(source, "root", None))
+            try_segmenter(model, recipe.model["name"], classes, source.crop)
+        super().__init__(recipe, source, model, MeanIoU.info, lambda: MeanIoU(classes))
+        for name in ("mean", "std"):  # buffers, so that they lie on the device before the first step
+            self.register_buffer(name, torch.tensor(getattr(source, name)), persistent=False)
+        self.confusion = PixelConfusion(classes)
+
+    @classmethod
+    def complete(cls, recipe: Recipe) -> Recipe:
+        """Batch norms see all processes, where there are several, each with a GPU of its own."""
+        train = recipe.train
+        if train.devices * train.nodes > 1 and train.accelerator != "cpu":
+            return replace(recipe, train=replace(train, sync_batchnorm=True))
+        return recipe
+
+    @classmethod
+    def rebuild(cls, recipe: Recipe, about: Mapping[str, Any]) -> nn.Module:
+        """The recipe's model for as many classes as in training."""
+        return build_model(recipe.model, {"num_classes": len(about["answers"])}, trained=True)
+
+    def loss_names(self) -> tuple[str, ...]:
+        """The loss of the classes, and that of an auxiliary head, if the model has one."""
+        return ("segmentation", "auxiliary")
+
+    def inputs(self, batch: Batch) -> Tensor:
+        """What the model takes."""
+        return normalised(batch["image"], self.mean, self.std)
+
+    def losses(self, batch: Batch) -> dict[str, Tensor]:
+        """Cross entropy of the pixels that count, of the model's output and of its auxiliary head."""
+        logits = logits_of(self.model(self.inputs(batch)), self.recipe.model.get("name", ""))
+        losses = {"segmentation": self._loss(logits["out"], batch["label"])}
+        if "aux" in logits:
+            losses["auxiliary"] = self._loss(logits["aux"], batch["label"])
+        return losses
+
+    def _loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        return pixel_loss(logits, label, self.recipe.loss.label_smoothing)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Loss and score of one batch."""
+        logits = segment(self.model, self.inputs(batch), self.recipe.measure)
+        self.val_loss.update(self._loss(logits, batch["label"]), len(logits))
+        self.val_score.update(logits.argmax(1), batch["label"])
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        """Scores, and a few samples to look at."""
+        prediction = segment(self.model, self.inputs(batch), self.recipe.measure).argmax(1)
+        self.test_score.update(prediction, batch["label"])
+        self.confusion.update(prediction, batch["label"])
+        if batch_idx == 0:
+            kept = {"image": batch["image"], "label": batch["label"], "prediction": prediction.to(torch.uint8)}
+            spread = torch.linspace(0, len(prediction) - 1, min(SAMPLES, len(prediction))).long()
+            self.samples = {key: values.cpu()[spread].contiguous() for key, values in kept.items()}
+
+    def results(self) -> Results:
+        """Mean IoU with that of every class, and pixel accuracy."""
+        results, matrix = Results(), self.confusion.compute()
+        ious = dict(zip(self.about()["answers"], class_iou(matrix).tolist(), strict=True))
+        results.add(self.score, self.test_score.compute(), ious)
+        results.add(PIXEL_ACCURACY, pixel_accuracy(matrix))
+        return results
+
+    @classmethod
+    def predict(
+        cls,
+        runs: Sequence[Trained],
+        inputs: Sequence[str],
+        *,
+        at: str | None = None,
+        short: int | None = None,
+        window: int | None = None,
+    ) -> Prediction:
+        """The classes of an image file, painted over it.
+
+        Args:
+            runs: the models.
+            inputs: an image file.
+            at: ``x,y`` in pixels of the image: also where models with attention between positions look from there.
+            short: short side to which the image is brought; that of the training data if left out.
+            window: side of a sliding window, instead of the recipe's ``measure.window``.
+        """
+        from foveal.tasks.segment.prediction import predict
+
+        return predict(runs, inputs, at, short, window)
+
+    @classmethod
+    def report_words(cls, groups: Sequence[Group]) -> ReportWords:
+        """Pictures, and what was asked."""
+        from foveal.tasks.segment.report import report_words
+
+        return report_words(groups)
+
+    @classmethod
+    def report_sections(cls, groups: Sequence[Group], colours: Mapping[str, int]) -> list[Section]:
+        """The IoU of every class, and some test images."""
+        from foveal.tasks.segment.report import report_sections
+
+        return report_sections(groups, colours)
+
+
+def pixel_loss(logits: Tensor, label: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Mean cross entropy of the pixels that count; 0 if none does.
+
+    Args:
+        logits: (N, K, H, W).
+        label: class of each pixel (N, H, W), 255 where it does not count.
+        label_smoothing: of the cross entropy.
+    """
+    label = label.long()
+    total = F.cross_entropy(
+        logits.float(), label, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum"
+    )
+    return total / (label != IGNORED).sum().clamp_min(1)
+
+
+def try_segmenter(model: nn.Module, name: str, classes: int, size: tuple[int, int]) -> None:
+    """Find out before training whether the model takes such images and gives every pixel so many logits."""
+    training = model.training
+    try:
+        with torch.no_grad():
+            logits = logits_of(model.eval()(torch.zeros(1, 3, *size)), name)["out"]
+    except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        if isinstance(error, UserError):
+            raise
+        problem = " ".join(str(error).split())
+        raise UserError(f"model {name} cannot take images of {size[0]}×{size[1]}: {problem}") from error
+    finally:
+        model.train(training)
+    if logits.shape != (1, classes, *size):
+        raise UserError(
+            f"model {name} is no segmentation network: expected logits {(1, classes, *size)}, it puts out "
+            f"{tuple(logits.shape)}"
+        )
