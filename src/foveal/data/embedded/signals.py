@@ -18,12 +18,12 @@ from foveal.data.images.crops import MaskedImages
 from foveal.data.images.segmentation import SegmentFormat, SegmentSet, register_segments
 
 HEIGHT, WIDTH = 48, 112
-COUNTS = {"train": 600, "val": 100, "test": 200}
+COUNTS = {"train": 800, "val": 100, "test": 200}
 CLASSES = {"road": "#404048", "lamp": "#f0c020", "driving": "#20a060", "waiting": "#c03030"}
 RED, GREEN = (210, 40, 40), (40, 190, 70)
 CARS = 3  # at most
-RADIUS = (4, 7)  # of a car, in pixels
-LAMP = 6  # half of its side
+RADIUS = (5, 8)  # of a car, in pixels
+LAMP = 8  # half of its side
 FAR = 64  # least distance of a car's centre from the lamp's
 VERSION = 1
 STATE, END, LAMP_Y, COUNT, X, Y, SIZE, COLOUR, GROUND, NOISE, SHIFT = range(11)  # streams of random numbers
