@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+import torch
 
 from foveal import registry
 from foveal.recipe import available, load
@@ -21,6 +22,7 @@ TABLES = {  # rows and columns
     "aw/table1": (17, 1),
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
+    "demo/segment": (3, 0),
     "fan/ablations": (8, 1),
     "fan/controls": (2, 1),
     "fan/table6": (4, 1),
@@ -42,6 +44,9 @@ TABLES = {  # rows and columns
     "icasc/imagenet": (3, 1),
     "icasc/voc2012": (3, 1),
     "icasc/voc2012-lite": (4, 1),
+    "spatial/atlas": (16, 3),
+    "spatial/cityscapes": (7, 1),
+    "spatial/segmentation": (11, 3),
 }
 
 
@@ -83,12 +88,43 @@ def test_models_take_the_options_that_recipes_give():
 
     seen = {name: load(name).model for name in available()}
     for name, model in seen.items():
-        options = [key for key in model if key not in ("name", "checkpoint")]
+        options = [key for key in model if key not in ("name", "checkpoint", "insert")]
         if model["name"] in list_models():
             assert all(accepts(model["name"], key) for key in options), name
         else:
             assert timm.is_model(model["name"]), name
             assert not options, name
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES if table.startswith(("demo/segment", "spatial/"))])
+def test_inserted_mechanisms(table):
+    """Every cell with a small backbone: what it inserts is there, where its mechanisms are known."""
+    from foveal.attention import mechanisms
+    from foveal.models.build import build_model
+
+    for name in (name for name in available() if name.startswith(f"{table}/")):
+        section = {**load(name).model, "width": 8}
+        section.pop("checkpoint", None)
+        inserts = section.get("insert", [])
+        wanted = [one["mechanism"] for one in (inserts if isinstance(inserts, list) else [inserts])]
+        if all(one in mechanisms() for one in wanted):
+            with torch.device("meta"):
+                keys = build_model(section, {"num_classes": 3}).state_dict()
+            assert all(any(f".attached.{one}" in key for key in keys) for one in wanted), name
+
+
+def test_the_atlas_has_every_setting_of_the_terms():
+    seen = {}
+    for cell in grids()["spatial/atlas"].cells():
+        inserts = load(f"spatial/atlas/{cell}").model.get("insert", [])
+        seen[cell] = tuple((one["mechanism"], one.get("terms", "")) for one in inserts)
+    settings = [f"{n:04b}" for n in range(1, 16)]
+    expected = {"none-none": (), "deform-none": (("deform", ""),), "dynamic-none": (("dynamic", ""),)}
+    for terms in settings:
+        spatial = ("spatial", terms)
+        expected |= {f"none-{terms}": (spatial,), f"deform-{terms}": (("deform", ""), spatial)}
+        expected[f"dynamic-{terms}"] = (("dynamic", ""), spatial)
+    assert seen == expected
 
 
 # Former names -----------------------------------------------------------------------------------------------
@@ -136,7 +172,7 @@ def test_former_names():
 
 
 def test_every_cell_of_a_table_had_one_former_name():
-    new = ("fan/controls/", "hattnet/soft-rate/")  # tables that came later
+    new = ("demo/segment/", "fan/controls/", "hattnet/soft-rate/", "spatial/")  # tables that came later
     cells = {name for name in available() if name != "demo/classify" and not name.startswith(new)}
     assert cells - set(former_names().values()) == set()
     assert len(set(former_names().values())) == len(former_names())

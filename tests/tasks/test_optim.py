@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from foveal.errors import UserError
 from foveal.recipe.optim import SGD, Adam, AdamW, Optim, RMSprop
 from foveal.recipe.schedules import Constant, Cosine, InverseSqrt, MultiStep, OneCycle, Poly, Schedule, Stairs, Step
 from foveal.tasks.optim import fused_step, optimiser, schedule
@@ -254,3 +255,24 @@ def test_a_fused_step_is_the_same_step(kind: type[Optim]):
             built.step()
         weights.append(model.weight.detach())
     torch.testing.assert_close(*weights)
+
+
+def test_rates_of_some_parameters():
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 3)})
+    optim = SGD(lr=0.1, weight_decay=0.5, rates={"head.bias": 20, "head.*": 10})
+    built = optimiser(optim, model.named_parameters())
+    rates = {id(p): group["lr"] for group in built.param_groups for p in group["params"]}
+    assert [rates[id(p)] for p in model.parameters()] == pytest.approx([0.1, 0.1, 1.0, 2.0])
+    decays = {id(p): group["weight_decay"] for group in built.param_groups for p in group["params"]}
+    assert [decays[id(p)] for p in model.parameters()] == [0.5, 0, 0.5, 0]
+    scheduler = schedule(SGD(lr=0.1, schedule=Poly(power=1)), built, 5, 10)
+    built.step()
+    scheduler.step()
+    assert {round(group["lr"], 6) for group in built.param_groups} == {0.09, 0.9, 1.8}
+
+
+def test_bad_rates():
+    with pytest.raises(UserError, match="did you mean 'head.weight'"):
+        optimiser(SGD(rates={"heda.weight": 2}), nn.ModuleDict({"head": nn.Linear(2, 3)}).named_parameters())
+    with pytest.raises(UserError, match="rates.head: expected at least 0"):
+        SGD(rates={"head": -1})

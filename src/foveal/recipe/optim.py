@@ -79,6 +79,7 @@ class Optim(Options):
         lr: learning rate; schedules multiply it.
         weight_decay: decoupled for ``adamw``, L2 otherwise.
         decay: what it acts on: ``weights`` spares biases, norms and everything else of one dimension; or ``all``.
+        rates: factors of the learning rate by name of the parameters, such as ``{"head.*": 10}``; the first that fits.
         clip: greatest total gradient norm, or null.
         schedule: name of a learning-rate schedule, or a section with its ``name`` and its keys.
         average: null, or a section with the ``kind`` of a weight average and its keys.
@@ -91,9 +92,16 @@ class Optim(Options):
     lr: float = number(1e-3, least=0)
     weight_decay: float = number(0.0, least=0)
     decay: Literal["weights", "all"] = "weights"
+    rates: dict[str, float] = field(default_factory=dict)
     clip: float | None = number(None, above=0)
     schedule: Schedule = field(default_factory=Constant)
     average: Average | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, factor in self.rates.items():
+            if not factor >= 0:
+                raise UserError(f"rates.{name}: expected at least 0, got {factor:g}")
 
     def arguments(self) -> dict[str, Any]:
         """What the optimiser takes beside parameters, learning rate and weight decay."""

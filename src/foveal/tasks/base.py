@@ -195,7 +195,7 @@ class Task(L.LightningModule):
         optim, total = self.recipe.optim, int(self.trainer.estimated_stepping_batches)
         steps = max(1, total // max(1, self.recipe.train.epochs))
         fused = fused_step(self.device, self.recipe.train.precision)
-        chosen = optimiser(optim, self.model.parameters(), fused=fused)
+        chosen = optimiser(optim, self.model.named_parameters(), fused=fused)
         return {
             "optimizer": chosen,
             "lr_scheduler": {"scheduler": schedule(optim, chosen, steps, total), "interval": "step"},

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import singledispatch
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LinearLR, LRScheduler, MultiStepLR, PolynomialLR, SequentialLR
 
+from foveal.errors import UserError, unknown
 from foveal.recipe.optim import Optim
 from foveal.recipe.schedules import (
     Constant,
@@ -36,26 +38,46 @@ def fused_step(device: torch.device, precision: str) -> bool | None:
     return True if device.type == "cuda" and precision != "16" else None
 
 
-def optimiser(optim: Optim, parameters: Iterable[nn.Parameter], *, fused: bool | None = None) -> torch.optim.Optimizer:
+def optimiser(
+    optim: Optim, parameters: Iterable[nn.Parameter | tuple[str, nn.Parameter]], *, fused: bool | None = None
+) -> torch.optim.Optimizer:
     """Build the optimiser; weight decay spares biases, norms and embeddings of one dimension unless told otherwise.
 
     Args:
         optim: the recipe's section.
-        parameters: what is trained; those that need no gradient are left out.
+        parameters: what is trained, with or without names; those that need no gradient are left out.
         fused: take the step in one kernel where the optimiser has one; None lets PyTorch choose.
     """
-    trained = [p for p in parameters if p.requires_grad]
+    named = [p if isinstance(p, tuple) else ("", p) for p in parameters]
+    by_factor = _by_factor(named, optim.rates)
     dimensions = 2 if optim.decay == "weights" else 0  # least dimensions of what is decayed
-    groups = [
-        {"params": [p for p in trained if p.ndim >= dimensions], "weight_decay": optim.weight_decay},
-        {"params": [p for p in trained if p.ndim < dimensions], "weight_decay": 0.0},
-    ]
+    groups = []
+    for factor, members in by_factor.items():
+        trained, rate = [p for p in members if p.requires_grad], {"lr": optim.lr * factor}
+        groups += [
+            {"params": [p for p in trained if p.ndim >= dimensions], "weight_decay": optim.weight_decay, **rate},
+            {"params": [p for p in trained if p.ndim < dimensions], "weight_decay": 0.0, **rate},
+        ]
     module, _, name = optim.builds.partition(":")
     kind = getattr(importlib.import_module(module), name)
     arguments = optim.arguments()
     if "fused" in inspect.signature(kind).parameters:
         arguments["fused"] = fused
     return kind(groups, lr=optim.lr, **arguments)
+
+
+def _by_factor(
+    named: Sequence[tuple[str, nn.Parameter]], rates: Mapping[str, float]
+) -> dict[float, list[nn.Parameter]]:
+    """Parameters by the factor of their learning rate, 1 first."""
+    by_factor: dict[float, list[nn.Parameter]] = {1.0: []}
+    for pattern in rates:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            raise UserError(f"optim.rates: {unknown('parameter', pattern, [name for name, _ in named])}")
+    for name, parameter in named:
+        factor = next((rates[pattern] for pattern in rates if fnmatchcase(name, pattern)), 1.0)
+        by_factor.setdefault(factor, []).append(parameter)
+    return by_factor
 
 
 @dataclass(frozen=True)

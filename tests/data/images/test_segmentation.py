@@ -96,7 +96,7 @@ def test_without_official_splits(folder, tmp_path):
     assert [len(source.splits[split]) for split in ("train", "val", "test")] == [6, 1, 3]
     names = [{path.name for path in build_files(source, split)} for split in ("train", "val", "test")]
     assert len(set.union(*names)) == 10
-    with pytest.raises(UserError, match="data.val_fraction=0.01"):
+    with pytest.raises(UserError, match=r"data\.val_fraction=0\.01"):
         build(tmp_path / "plain", val_fraction=0.01)
 
 
