@@ -272,7 +272,7 @@ def test_rates_of_some_parameters():
 
 
 def test_bad_rates():
-    with pytest.raises(UserError, match="did you mean 'head.weight'"):
+    with pytest.raises(UserError, match=r"did you mean 'head\.weight'"):
         optimiser(SGD(rates={"heda.weight": 2}), nn.ModuleDict({"head": nn.Linear(2, 3)}).named_parameters())
-    with pytest.raises(UserError, match="rates.head: expected at least 0"):
+    with pytest.raises(UserError, match=r"rates\.head: expected at least 0"):
         SGD(rates={"head": -1})

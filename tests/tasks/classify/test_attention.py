@@ -12,6 +12,7 @@ from foveal.runs import RunFolder
 from foveal.see import TopClasses
 from foveal.supervise import confusing_class
 from foveal.tasks import fit, load_model
+from foveal.tasks.answers import normalised
 from foveal.tasks.classify import Classify, attention
 from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, spatial_maps
 from foveal.tasks.classify.options import ClassAttention

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -66,7 +68,7 @@ def test_windows_cover_everything(length, window, stride):
     first = starts(length, window, stride)
     assert first[0] == 0
     assert first[-1] == max(0, length - window)
-    assert all(0 < b - a <= max(1, round(window * stride)) for a, b in zip(first, first[1:], strict=False))
+    assert all(0 < b - a <= max(1, round(window * stride)) for a, b in pairwise(first))
 
 
 def test_what_a_model_may_put_out():

@@ -218,9 +218,10 @@ def test_a_network_of_ones_own(tmp_path):
     ],
 )
 def test_bad_recipes(tmp_path, change, message):
+    recipe = tiny_recipe(tmp_path, change, text=TINY)
+    source = build_source(recipe)
     with pytest.raises(UserError, match=message):
-        recipe = tiny_recipe(tmp_path, change, text=TINY)
-        make_task(recipe, build_source(recipe))
+        make_task(recipe, source)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageDraw
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from foveal.attention import AttentionRecord, watch
@@ -85,15 +85,21 @@ def look(run: Trained, photo: Tensor, short: int | None, window: int | None, wat
         image = F.interpolate(image, (down, across), mode="bilinear", antialias=True)
     options = run.recipe.measure if window is None else replace(run.recipe.measure, window=(window, window))
     x = normalised(image, torch.tensor(view["mean"]), torch.tensor(view["std"]))
-    seen: dict[str, AttentionRecord] = {}
     with torch.no_grad():
         logits = segment(run.model, x, options)
-        if watched:  # the whole image, whatever the window
-            with watch(run.model) as records:
-                run.model(x)
-            seen = {site: record for site, record in records.items() if record.kind == "pairwise"}
+        seen = pairwise_attention(run.model, x) if watched else {}  # of the whole image, whatever the window
     classes = F.interpolate(logits, (height, width), mode="bilinear").argmax(1)[0]
     return Look(classes, seen, (down, across))
+
+
+def pairwise_attention(model: nn.Module, images: Tensor) -> dict[str, AttentionRecord]:
+    """The attention between positions that a model shows in a forward pass, by layer; none if it has none."""
+    try:
+        with watch(model) as records:
+            model(images)
+    except UserError:  # nothing to watch
+        return {}
+    return {site: record for site, record in records.items() if record.kind == "pairwise"}
 
 
 def run_lengths(classes: Tensor) -> list[list[int]]:

@@ -1,0 +1,140 @@
+"""The classes of a photograph, and where a position looks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from foveal.attention import AttentionRecord
+from foveal.attention.records.record import Attends
+from foveal.errors import UserError
+from foveal.recipe import load
+from foveal.tasks.prediction import Trained
+from foveal.tasks.segment.prediction import attention_of, map_size, predict, run_lengths
+
+ABOUT = {
+    "answers": ["dark", "bright"],
+    "palette": ["#000080", "#ffff00"],
+    "view": {"short": None, "mean": [0.0] * 3, "std": [1.0] * 3},
+}
+
+
+class Everywhere(Attends):
+    """Pairwise attention from every position of a map to every second one, in two heads."""
+
+    kind = "pairwise"
+
+    def forward(self, x):
+        queries = x.flatten(2).mT
+        keys = x[:, :, ::2, ::2].flatten(2).mT
+        self.note((queries @ keys.mT / 10).softmax(2)[:, None].repeat(1, 2, 1, 1))
+        return x
+
+
+class Net(nn.Module):
+    """Bright and dark pixels, at an eighth of the size of the image."""
+
+    def __init__(self, attends):
+        super().__init__()
+        self.attend = Everywhere() if attends else nn.Identity()
+
+    def forward(self, x):
+        small = self.attend(nn.functional.avg_pool2d(x, 8, ceil_mode=True))
+        bright = nn.functional.interpolate(small.mean(1, keepdim=True), x.shape[-2:], mode="nearest")
+        return {"out": torch.cat([0.5 - bright, bright - 0.5], 1)}
+
+
+@pytest.fixture
+def run(tmp_path):
+    def make(attends=False, title="net", **view):
+        recipe = load("demo/segment/plain", [f"title={title}"])
+        return Trained(tmp_path / title, recipe, Net(attends).eval(), {**ABOUT, "view": {**ABOUT["view"], **view}})
+
+    return make
+
+
+@pytest.fixture
+def photo(tmp_path):
+    image = Image.new("RGB", (64, 40))
+    image.paste((255, 255, 255), (32, 0, 64, 40))
+    image.save(tmp_path / "photo.png")
+    return str(tmp_path / "photo.png")
+
+
+def test_classes(run, photo):
+    prediction = predict([run()], [photo], None, None, None)
+    assert prediction.data["models"]["net"]["shares"] == {"dark": 0.5, "bright": 0.5}
+    assert prediction.data["models"]["net"]["runs"] == [[n, 32] for n in (0, 1)] * 40
+    assert prediction.data["size"] == [40, 64]
+    assert any("50.0%" in line for line in prediction.lines["net"])
+    assert prediction.stem == "photo-segmented"
+    assert not prediction.remark
+
+
+@pytest.mark.parametrize(("short", "window"), [(20, None), (None, 24), (100, None)])
+def test_any_size(run, photo, short, window):
+    """The photograph may be resized for the model, or seen through a window; the answer has its own size."""
+    data = predict([run()], [photo], None, short, window).data["models"]["net"]
+    assert sum(length for _, length in data["runs"]) == 64 * 40
+    assert data["shares"]["bright"] == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_short_side_of_training(run, photo):
+    seen = []
+    net = run(short=16)
+    net.model.register_forward_pre_hook(lambda module, inputs: seen.append(tuple(inputs[0].shape)))
+    predict([net], [photo], None, None, None)
+    assert seen == [(1, 3, 16, 26)]
+
+
+def test_where_a_position_looks(run, photo):
+    plain = predict([run()], [photo], None, None, None)
+    asked = predict([run(attends=True)], [photo], "60,5", None, None)
+    assert asked.picture.width > plain.picture.width  # a panel more
+    assert not asked.remark
+    assert "mechanism: spatial" in predict([run()], [photo], "60,5", None, None).remark
+    both = predict([run(attends=True), run(title="other")], [photo], "60,5", None, None)
+    assert list(both.data["models"]) == ["net", "other"]
+
+
+def test_the_row_of_a_position():
+    """Every query of a 5×8 map looks at one key of a 3×4 map: the right row and the right shape are taken."""
+    weights = torch.zeros(1, 2, 40, 12)
+    weights[0, :, torch.arange(40), torch.arange(40) % 12] = 1
+    record = AttentionRecord("site", "pairwise", weights, True)
+    for column, row in ((0, 0), (7, 4), (3, 2)):
+        position = ((column + 0.5) / 8, (row + 0.5) / 5)
+        attention = attention_of(record, position, (40, 64))
+        assert attention.shape == (3, 4)
+        assert int(attention.argmax()) == (row * 8 + column) % 12
+    assert attention_of(AttentionRecord("site", "pairwise", torch.zeros(1, 7, 7), True), (0, 0), (40, 64)) is None
+
+
+@pytest.mark.parametrize("size", [(40, 64), (37, 53), (176, 235), (5, 500)])
+@pytest.mark.parametrize("stride", [1, 2, 8, 16, 32])
+def test_sizes_of_maps(size, stride):
+    height, width = (-(-side // stride) for side in size)
+    assert map_size(height * width, size) == (height, width)
+
+
+def test_run_lengths():
+    classes = torch.randint(0, 3, (9, 7), generator=torch.Generator().manual_seed(0))
+    back = [label for label, length in run_lengths(classes) for _ in range(length)]
+    assert back == classes.flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("at", "message"), [("5", "expected x,y in pixels"), ("a,b", "such as --at 32,20"), ("64,0", "64×40 pixels")]
+)
+def test_bad_positions(run, photo, at, message):
+    with pytest.raises(UserError, match=message):
+        predict([run()], [photo], at, None, None)
+
+
+def test_bad_inputs(run, photo):
+    with pytest.raises(UserError, match="leave 'sky' out"):
+        predict([run()], [photo, "sky"], None, None, None)
+    with pytest.raises(UserError, match="--short 0"):
+        predict([run()], [photo], None, 0, None)
