@@ -37,7 +37,7 @@ class SegmentMeasure(MeasureOptions):
     """
 
     window: tuple[int, int] | None = None
-    stride: float = 2 / 3
+    stride: float = 0.67
     flip: bool = False
 
     def __post_init__(self) -> None:
