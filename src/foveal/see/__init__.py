@@ -11,6 +11,7 @@ from foveal.see.draw.document import DocumentSamples, document
 from foveal.see.draw.gates import gates
 from foveal.see.draw.overlay import attended, heatmap, overlay
 from foveal.see.draw.pairs import pairs
+from foveal.see.draw.pareto import Tradeoff, pareto, tradeoffs
 from foveal.see.draw.query import query, query_maps, sampling
 from foveal.see.draw.samples import Samples
 from foveal.see.draw.segmentation import painted, segmentation
@@ -21,6 +22,7 @@ __all__ = [
     "DocumentSamples",
     "Samples",
     "TopClasses",
+    "Tradeoff",
     "attended",
     "class_maps",
     "document",
@@ -29,6 +31,7 @@ __all__ = [
     "overlay",
     "painted",
     "pairs",
+    "pareto",
     "precision_recall",
     "query",
     "query_maps",
@@ -37,6 +40,7 @@ __all__ = [
     "scale_accuracy",
     "segmentation",
     "top_classes",
+    "tradeoffs",
     "training",
     "words",
 ]

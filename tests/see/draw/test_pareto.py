@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foveal.errors import UserError
+from foveal.see import pareto
+from foveal.see.draw.pareto import Tradeoff, front, tradeoffs
+
+numbers = st.integers(0, 20).map(float)
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=30))
+def test_the_front_by_brute_force(pairs):
+    points = [Tradeoff(str(n), "", value, cost) for n, (value, cost) in enumerate(pairs)]
+    beaten = {
+        p.name
+        for p in points
+        if any((q.value >= p.value and q.cost < p.cost) or (q.value > p.value and q.cost <= p.cost) for q in points)
+    }
+    best = front(points)
+    assert {(p.value, p.cost) for p in best} == {(p.value, p.cost) for p in points if p.name not in beaten}
+    assert [p.cost for p in best] == sorted({p.cost for p in best})
+
+
+def test_the_picture():
+    points = [
+        Tradeoff("none", "plain", 0.55, 20),
+        Tradeoff("1111", "plain", 0.57, 30),
+        Tradeoff("0010", "deformable", 0.6, 25),
+    ]
+    figure = pareto(points, value="mean IoU, %", cost="GFLOPs", note="The paper agrees.")
+    assert figure.count("<circle") == 3
+    assert "none, plain (55.0 at 20); 0010, deformable (60.0 at 25)." in figure
+    assert "1111, plain (" not in figure
+    assert figure.index("The paper agrees.") > figure.index("Nothing cheaper")
+    assert pareto([], value="a", cost="b") == ""
+    assert pareto([Tradeoff("a", "", float("nan"), 1)], value="a", cost="b") == ""
+
+
+def test_results_and_costs_are_joined():
+    results = [
+        {"recipe": "t/a", "model": "A", "dataset": "none", "metric": "mean_iou", "mean": "0.5"},
+        {"recipe": "t/a", "model": "A", "dataset": "none", "metric": "pixel_accuracy", "mean": "0.9"},
+        {"recipe": "t/b", "model": "B", "dataset": "none", "metric": "mean_iou", "mean": "0.6"},
+        {"recipe": "t/c", "model": "C", "dataset": "none", "metric": "mean_iou", "mean": "0.7"},
+    ]
+    costs = [{"recipe": "t/a", "ms": "12.5"}, {"recipe": "t/b", "ms": "13"}, {"recipe": "t/c", "ms": ""}]
+    assert tradeoffs(results, costs, "mean_iou", "ms") == [
+        Tradeoff("A", "none", 0.5, 12.5),
+        Tradeoff("B", "none", 0.6, 13.0),
+    ]
+    with pytest.raises(UserError, match="they have recipe, ms"):
+        tradeoffs(results, costs, "mean_iou", "flops")
