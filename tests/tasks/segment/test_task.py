@@ -54,6 +54,7 @@ def small_signals():
 
 class Run:
     def __init__(self, folder, *changes):
+        folder.mkdir(exist_ok=True)
         self.out = folder / "run"
         self.recipe = tiny_recipe(folder, *changes, text=TINY)
         self.result = fit(self.recipe, self.out, progress=False)
@@ -126,6 +127,10 @@ def test_the_report(run, tmp_path):
     for words in ("Mean IoU", "lamp", "What they paint", "tiny", "plain", "truth"):
         assert words in text
     assert "mean IoU of" in text
+    assert "What it costs" not in text  # of two models
+    third = Run(tmp_path / "third", "title=third", "train.epochs=1")
+    text = read(report([run.out, other.out, third.out], tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "Nothing cheaper is better than" in text
 
 
 def test_samples(run):

@@ -72,7 +72,7 @@ def draw_polygons(path: Path, size: tuple[int, int]) -> Classes:
         for thing in scene["objects"]:
             name = thing["label"]
             label = LABELS.get(name, LABELS.get(name.removesuffix("group")))  # persongroup counts as person
-            if name == INVISIBLE:
+            if name == INVISIBLE or thing.get("deleted"):
                 continue
             if label is None:
                 raise DataError(f"{path} has a polygon of {name!r}, which is no class of Cityscapes; correct the file")

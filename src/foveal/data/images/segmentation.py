@@ -110,7 +110,7 @@ class SegmentData:
         self.held = self._holds()
         if self.held:
             self.splits = self._decode_all(self.splits)
-        self._on_device: dict[tuple[str, str], MaskedImages] = {}
+        self._on_device: dict[tuple[int, str], MaskedImages] = {}
 
     def _check_options(self) -> None:
         o = self.options
@@ -182,7 +182,8 @@ class SegmentData:
             except OSError as error:
                 raise DataError(f"{file}: no such file") from error
             state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        key: dict[str, object] = {"files": state.hexdigest(), "short": self.options.short, "classes": self.answers}
+        classes = {"classes": self.answers, "colours": self.colours}
+        key: dict[str, object] = {"files": state.hexdigest(), "short": self.options.short, **classes}
 
         def make() -> dict[str, Tensor]:
             batches = Batches(
@@ -246,14 +247,16 @@ class SegmentData:
 
     def held_on(self, split: str, device: torch.device) -> MaskedImages:
         """Images and masks of ``split`` on ``device``, moved there once."""
-        key, pairs = (split, str(device)), self.splits[split]
+        pairs = self.splits[split]
         assert isinstance(pairs, MaskedImages)
+        key = (id(pairs), str(device))  # validation and test may be the same images
         if key not in self._on_device:
             self._on_device[key] = pairs.to(device)
         return self._on_device[key]
 
     @cached_property
-    def _fill(self) -> Tensor:
+    def fill(self) -> Tensor:
+        """The mean colour, uint8 (3,), for what is beyond the border of an image."""
         return torch.tensor([round(255 * value) for value in self.mean]).clamp(0, 255).to(torch.uint8)
 
     def _sizes(self, split: str) -> Tensor:
@@ -306,17 +309,17 @@ class SegmentData:
         assert isinstance(files, MaskedFiles)
         pairs = MaskedImages.of(**self._read(files, index))
         view = self.views(index, pairs.images.size, seed)
-        return self.batch(pairs, torch.arange(len(index)), view, index, seed)
+        return self.batch(pairs, torch.arange(len(index)), view, self.fill, seed) | {"index": index}
 
-    def batch(self, pairs: MaskedImages, place: Tensor, view: Tensor, index: Tensor, seed: int | None) -> Batch:
-        """The images at ``place`` in ``pairs`` as a batch; ``index`` is their number in the split."""
+    def batch(self, pairs: MaskedImages, index: Tensor, view: Tensor, fill: Tensor, seed: int | None) -> Batch:
+        """Images and labels of a batch, as :func:`~foveal.data.images.crops.cropped` takes them."""
         crop = self.crop
         if seed is None:
-            height, width = canvases(pairs.images.size[place]).amax(0).tolist()
+            height, width = canvases(pairs.images.size[index]).amax(0).tolist()
             crop = (height, width)
         scaled = seed is not None and self.scale != (1.0, 1.0)
-        image, label = cropped(pairs, place, view, crop, self._fill.to(place.device), scaled=scaled)
-        return {"image": image, "label": label, "index": index}
+        image, label = cropped(pairs, index, view, crop, fill, scaled=scaled)
+        return {"image": image, "label": label}
 
 
 class HeldCrops:
@@ -330,6 +333,7 @@ class HeldCrops:
 
     def __init__(self, source: SegmentData, pairs: MaskedImages, seed: int | None) -> None:
         self.source, self.pairs, self.seed = source, pairs, seed
+        self.fill = source.fill.to(pairs.labels.device)
 
     @cached_property
     def _views(self) -> Tensor:
@@ -339,4 +343,4 @@ class HeldCrops:
 
     def __call__(self, index: Tensor) -> Batch:
         """The samples with these numbers as one batch."""
-        return self.source.batch(self.pairs, index, self._views[index], index, self.seed)
+        return self.source.batch(self.pairs, index, self._views[index], self.fill, self.seed) | {"index": index}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from foveal.runs import Group
 from foveal.runs.folder import Stored
-from foveal.see import painted
+from foveal.see import Tradeoff, painted, pareto
 from foveal.see.draw.segmentation import legend
-from foveal.see.page import Section, cards, figure, picture
+from foveal.see.page import Section, cards, charts, figure, picture
 from foveal.tasks.report import ReportWords
 
 LIMIT = 6  # images
+FEWEST = 3  # models of a chart of costs
 LONGEST = 320  # pixels of a picture
 
 
@@ -33,14 +35,38 @@ def report_words(groups: Sequence[Group]) -> ReportWords:
 def report_sections(groups: Sequence[Group], colours: Mapping[str, int]) -> list[Section]:
     """The same test images through the eyes of all models; the IoU of every class is in the table of parts."""
     stored = {group.name: group.samples for group in groups if group.samples is not None}
+    costs = _costs(groups)
     if not stored:
-        return []
+        return costs
     first = next(iter(stored.values()))
     same = {name: samples for name, samples in stored.items() if _same(samples, first)}
     intro = "The image, its true classes, and those that each model gives to its pixels; what does not count is bare."
     if others := [name for name in stored if name not in same]:
         intro += f" Not shown, because other images were recorded: {', '.join(others)}."
-    return [Section("What they paint", _cards(same, first), intro)]
+    return [Section("What they paint", _cards(same, first), intro), *costs]
+
+
+def _costs(groups: Sequence[Group]) -> list[Section]:
+    """What accuracy costs, of several models: the time of a training step, and parameters."""
+    figures = []
+    for key, scale, cost in (
+        ("step_seconds", 1e3, "milliseconds of a training step"),
+        ("parameters", 1e-6, "million parameters"),
+    ):
+        points = [
+            Tradeoff(group.name, _column(group), statistics.fmean(values), scale * statistics.median(costs))
+            for group in groups
+            if (values := group.numbers("mean_iou")) and (costs := group.values(key))
+        ]
+        if len(points) >= FEWEST:
+            figures.append(pareto(points, value="mean IoU, %", cost=cost))
+    return [Section("What it costs", charts(figures))] if figures else []
+
+
+def _column(group: Group) -> str:
+    """The column of a table that a model is in; an atlas has one for each kind of convolution."""
+    cell = group.finished[0].result.get("cell") if group.finished else None
+    return (cell or {}).get("column") or "models"
 
 
 def _same(samples: Stored, first: Stored) -> bool:

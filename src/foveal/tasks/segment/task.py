@@ -35,7 +35,6 @@ class SegmentSource(Protocol):
     """A dataset of images with a class for every pixel."""
 
     answers: list[str]
-    colours: list[str]
     crop: tuple[int, int]
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -78,7 +77,7 @@ class Segment(Task):
     def complete(cls, recipe: Recipe) -> Recipe:
         """Batch norms see all processes, where there are several, each with a GPU of its own."""
         train = recipe.train
-        if train.devices * train.nodes > 1 and train.accelerator != "cpu":
+        if (train.devices, train.nodes) != (1, 1) and train.accelerator != "cpu":
             return replace(recipe, train=replace(train, sync_batchnorm=True))
         return recipe
 
