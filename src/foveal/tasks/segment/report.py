@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from markupsafe import Markup
+from PIL import Image
 from torch import Tensor
 
+from foveal.measure.mean_iou import IGNORED
 from foveal.runs import Group
 from foveal.runs.folder import Stored
 from foveal.see import Tradeoff, painted, pareto
@@ -17,6 +19,7 @@ from foveal.see.page import Section, cards, charts, figure, picture
 from foveal.tasks.report import ReportWords
 
 LIMIT = 6  # images
+MOST_MODELS = 8  # beside each other
 FEWEST = 3  # models of a chart of costs
 LONGEST = 320  # pixels of a picture
 
@@ -43,6 +46,9 @@ def report_sections(groups: Sequence[Group], colours: Mapping[str, int]) -> list
     intro = "The image, its true classes, and those that each model gives to its pixels; what does not count is bare."
     if others := [name for name in stored if name not in same]:
         intro += f" Not shown, because other images were recorded: {', '.join(others)}."
+    if len(same) > MOST_MODELS:
+        intro += f" The first {MOST_MODELS} of {len(same)} models are shown."
+        same = dict(list(same.items())[:MOST_MODELS])
     return [Section("What they paint", _cards(same, first), intro), *costs]
 
 
@@ -79,22 +85,36 @@ def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
     names, palette, tensors = first.about["answers"], first.about["palette"], first.tensors
     items = []
     for k in range(min(LIMIT, len(tensors["image"]))):
-        image, truth = tensors["image"][k], tensors["label"][k]
-        paintings = {"truth": truth} | {name: samples.tensors["prediction"][k] for name, samples in models.items()}
+        inside = _inside(tensors["label"][k])
+        image, truth = tensors["image"][k][:, *inside], tensors["label"][k][inside]
+        paintings = {name: samples.tensors["prediction"][k][inside] for name, samples in models.items()}
+        paintings = {"truth": truth, **paintings}
         shown = [figure(_picture(image, None, palette, f"test image {k + 1}"), "image")]
         for title, labels in paintings.items():
-            counted = labels.masked_fill(truth == 255, 255)
+            counted = labels.masked_fill(truth == IGNORED, IGNORED)
             content = _picture(image, counted, palette, f"classes of test image {k + 1}: {title}")
             shown.append(figure(content, title if title == "truth" else f"{title}, {_right(labels, truth)} right"))
         items.append((f"test image {k + 1}", Markup("").join(shown)))
     return cards(items) + picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
 
 
+def _inside(label: Tensor) -> tuple[slice, slice]:
+    """The rows and columns of a canvas (H, W) up to the last pixel that counts: without what was padded."""
+    counted = label != IGNORED
+    if not bool(counted.any()):
+        return slice(None), slice(None)
+    height, width = (int(counted.any(other).nonzero().max()) + 1 for other in (1, 0))
+    return slice(height), slice(width)
+
+
 def _picture(image: Tensor, labels: Tensor | None, palette: Sequence[str], alt: str) -> Markup:
-    bare = torch.full(tuple(image.shape[1:]), 255)
-    return picture(painted(image, bare if labels is None else labels, palette), alt, LONGEST)
+    bare = torch.full(tuple(image.shape[1:]), IGNORED)
+    drawn = painted(image, bare if labels is None else labels, palette)
+    larger = max(1, LONGEST // max(drawn.size))
+    drawn = drawn.resize((larger * drawn.width, larger * drawn.height), Image.Resampling.NEAREST)
+    return picture(drawn, alt, LONGEST)
 
 
 def _right(labels: Tensor, truth: Tensor) -> str:
-    counted = truth != 255
+    counted = truth != IGNORED
     return f"{(labels == truth)[counted].float().mean():.0%}" if bool(counted.any()) else "nothing to be"
