@@ -147,6 +147,27 @@ def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(
+    hooks
+    for name in ("forward", "forward_pre", "backward", "backward_pre")
+    if (hooks := _private(nn.modules.module, f"_global_{name}_hooks")) is not None
+)
+
+
+def only_computes(module: nn.Module, plain: type[nn.Module]) -> bool:
+    """Whether calling ``module`` does what class ``plain`` does and nothing else: no subclass, hook or other forward.
+
+    If unknown, False.
+    """
+    if type(module) is not plain:  # a subclass, a parametrised module, or another one
+        return False
+    state = vars(module)
+    if any(state.get(name, True) for name in _HOOKS) or any(_GLOBAL_HOOKS):
+        return False
+    return "forward" not in state and state.get("_compiled_call_impl") is None
+
+
 def compiled_original(module: nn.Module) -> nn.Module | None:
     """The module inside a wrapper made by ``torch.compile``, or None if ``module`` is no such wrapper."""
     children = getattr(module, "_modules", None)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
 from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
-from foveal.compat import CONV_FORWARD
+from foveal.compat import CONV_FORWARD, exporting, only_computes
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.fused import fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
@@ -177,16 +177,34 @@ class KernelAttention(Kernel):
                 "train with a batch of at least two, or switch the attention to eval mode"
             )
         with torch.autocast(x.device.type, enabled=False):
-            a = average_pool(x, self.pooled).to(self.squeeze.weight.dtype)
-            a = torch.relu(self.norm1(self.squeeze(a)))
-            a = torch.sigmoid(self.norm2(self.excite(a)))
+            a = self._attention(average_pool(x, self.pooled).to(self.squeeze.weight.dtype))
         if self.share_batch > 1:
-            if not torch.compiler.is_exporting() and len(a) % self.share_batch:
+            if not exporting() and len(a) % self.share_batch:
                 raise UserError(f"share_batch={self.share_batch} does not divide a batch of {len(a)}")
             a = a.unflatten(0, (-1, self.share_batch)).mean(1).repeat_interleave(self.share_batch, 0)
         a = a.unflatten(1, self.shape)
         self.note(a)
         return a
+
+    def _attention(self, pooled: Tensor) -> Tensor:
+        """Sigmoid(BN(W2 ReLU(BN(W1 A0)))) of A0 (N, C1, h, w): (N, values, h, w), before anything is expanded."""
+        if not self._untouched():
+            hidden = torch.relu(self.norm1(self.squeeze(pooled)))
+            return torch.sigmoid(self.norm2(self.excite(hidden)))
+        # The same with one row a pooled cell: two matrix products, in the layout that the fused convolution takes.
+        rows = pooled.permute(0, 2, 3, 1).flatten(0, 2)
+        hidden = torch.relu(self.norm1(F.linear(rows, self.squeeze.weight.flatten(1))[..., None, None]))
+        values = torch.sigmoid(self.norm2(F.linear(hidden.flatten(1), self.excite.weight.flatten(1))[..., None, None]))
+        return values.view(-1, *self.pooled, values.shape[1]).permute(0, 3, 1, 2)
+
+    def _untouched(self) -> bool:
+        """Whether the branch's modules are those of the constructor, without hooks."""
+        return (
+            only_computes(self.norm1, nn.BatchNorm2d)
+            and only_computes(self.norm2, nn.BatchNorm2d)
+            and only_computes(self.squeeze, nn.Conv2d)
+            and only_computes(self.excite, nn.Conv2d)
+        )
 
     def multiplier(self, x: Tensor) -> Tensor:
         """The factor of the kernel, in the shape of :meth:`attend`."""
@@ -213,7 +231,7 @@ class KernelAttention(Kernel):
         path = self._path(x.to(dtype), conv, weight)
         if path in ("loop", "grouped"):
             scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
-            form: Any = "unfold" if torch.compiler.is_exporting() else path  # keeps the batch size dynamic
+            form: Any = "unfold" if exporting() else path  # keeps the batch size dynamic
             out = conv_per_sample(x.to(dtype), weight.to(dtype) * scale, bias, form, **options)
             last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
             return out.contiguous(memory_format=torch.channels_last) if last else out
@@ -240,7 +258,7 @@ class KernelAttention(Kernel):
             return self.path
         if not self.constant_in:
             return "grouped"
-        if torch.compiler.is_exporting():
+        if exporting():
             return "taps"  # keeps the batch size dynamic
         if len(x) == 0:
             return "taps"

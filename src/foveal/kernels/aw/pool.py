@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foveal.compat import exporting
+
 MOST_CACHED = 256  # sizes of maps whose windows are cached; detectors see a new size in every batch
 _cache: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
 
 def average_pool(x: Tensor, size: tuple[int, int]) -> Tensor:
     """Mean of ``x`` (N, C, H, W) in each of h×w cells: (N, C, h, w), as ``F.adaptive_avg_pool2d``."""
-    if torch.compiler.is_exporting() and not all(isinstance(side, int) for side in x.shape[2:]):
+    if exporting() and not all(isinstance(side, int) for side in x.shape[2:]):
         return average_by_masks(x, size)  # otherwise ONNX would keep the windows of the example's size
     return average_by_product(x, size) if x.is_cuda else F.adaptive_avg_pool2d(x, size)
 
@@ -33,7 +35,7 @@ def average_by_product(x: Tensor, size: tuple[int, int]) -> Tensor:
     n, c, h, w = x.shape
     weights, rest = _windows(h, w, size, x)
     means = weights @ x.permute(0, 2, 3, 1).reshape(n, h * w, c)
-    return (means * rest).transpose(1, 2).reshape(n, c, *size)
+    return (means * rest).view(n, *size, c).permute(0, 3, 1, 2)
 
 
 def _windows(h: int, w: int, size: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:

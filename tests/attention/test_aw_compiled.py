@@ -1,0 +1,160 @@
+"""What the compiler sees of AW-convolutions on an NVIDIA GPU, with fake tensors, so that no GPU is needed."""
+
+import contextlib
+from collections import Counter
+
+import pytest
+import timm
+import torch
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import foveal
+from foveal.attention import aw
+from foveal.kernels import support
+from foveal.kernels.aw import fused
+from foveal.kernels.aw.pool import average_by_product
+
+slow = pytest.mark.slow
+
+
+class Net(nn.Module):
+    """Plain convolution, then two that get attention, each with a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.layer1 = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.layer2 = nn.Sequential(nn.Conv2d(16, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+
+    def forward(self, x):
+        return self.layer2(self.layer1(self.stem(x))).mean((2, 3))
+
+
+@pytest.fixture(autouse=True)
+def _pretend(monkeypatch):
+    """Nothing asks a driver, and a CPU counts as a GPU: PyTorch cannot run a backward pass of fake CUDA tensors."""
+    torch.compiler.reset()
+    monkeypatch.setattr(support, "capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    if (real := fused.fused_available)(torch.device("cpu")):
+        raise AssertionError("the pretence below would hide that fused kernels claim to run on CPUs")
+    monkeypatch.setattr(fused, "fused_available", torch.compiler.assume_constant_result(lambda device: True))
+    assert real(torch.device("cuda", 0))
+
+
+def fake(model, x, device):
+    """The model's parameters and the input without memory, on a device that may not exist."""
+
+    def strip(tensor):
+        without = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        return nn.Parameter(without) if isinstance(tensor, nn.Parameter) else without
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            tensors.update({name: strip(tensor) for name, tensor in tensors.items() if tensor is not None})
+    return strip(x)
+
+
+def operators(graph):
+    return Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
+
+
+def graphs(name, attention, size, *, layout=torch.contiguous_format, autocast=False, device="cpu"):
+    """Forward and backward graph of a training step as the compiler gets them; on ``cuda`` the forward alone."""
+    captured = {}
+
+    def keep(key):
+        def compiler(module, inputs):
+            captured[key] = module.graph
+            return make_boxed_func(module.forward) if device == "cpu" else module.forward
+
+        return compiler
+
+    model = Net() if name == "small" else timm.create_model(name)
+    if attention:
+        assert foveal.insert(model, "aw").sites
+    model, x = model.to(memory_format=layout), torch.zeros(size).to(memory_format=layout)
+    backend = keep("forward")
+    if device == "cpu":
+        backend = aot_autograd(
+            fw_compiler=keep("forward"), bw_compiler=keep("backward"), partition_fn=min_cut_rematerialization_partition
+        )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        x = fake(model, x, device)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        with torch.autocast(device, torch.bfloat16) if autocast else contextlib.nullcontext():
+            out = compiled(x)
+        if device == "cpu":
+            out.float().sum().backward()
+    return captured
+
+
+HALF = {"layout": torch.channels_last, "autocast": True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [HALF, pytest.param({}, marks=slow), pytest.param({"autocast": True}, marks=slow)],
+    ids=["channels last, autocast", "plain", "autocast"],
+)
+@pytest.mark.parametrize(
+    ("name", "sites", "left"),
+    [("small", 2, 1), pytest.param("resnet18", 16, 4, marks=slow), pytest.param("resnet34", 32, 4, marks=slow)],
+)
+def test_the_compiled_graphs_hold_the_fused_operator(name, sites, left, options):
+    captured = graphs(name, True, (4, 3, 32, 32), **options)
+    forward, backward = (operators(captured[key]) for key in ("forward", "backward"))
+    assert forward["foveal.aw_conv2d.default"] == backward["foveal.aw_conv2d_backward.default"] == sites
+    assert forward["aten.convolution.default"] == backward["aten.convolution_backward.default"] == left
+    assert not any("foveal" in name for name in forward.keys() - {"foveal.aw_conv2d.default"})
+
+
+@pytest.mark.parametrize(
+    ("name", "sites", "left"), [("small", 2, 1), pytest.param("resnet18", 16, 4, marks=slow)]
+)
+def test_on_a_gpu_too(name, sites, left):
+    """Where the layer itself asks for the type of device; the graph is the one before differentiation."""
+    seen = operators(graphs(name, True, (4, 3, 32, 32), device="cuda", layout=torch.channels_last)["forward"])
+    kinds = {fused: sum(n for key, n in seen.items() if "conv2d" in key and ("aw_" in key) is fused) for fused in (True, False)}
+    assert kinds == {True: sites, False: left}
+
+
+def of_memory(node):
+    return node.meta["val"].numel() * node.meta["val"].element_size()
+
+
+def saved_bytes(captured):
+    """Memory that the forward graph hands to the backward graph beside the model's own tensors."""
+    (output,) = (node for node in captured["forward"].nodes if node.op == "output")
+    own = {node for node in captured["forward"].nodes if node.op == "placeholder"}
+    wanted = {node.name for node in captured["backward"].nodes if node.op == "placeholder"}
+    kept = {node for node in output.args[0] if isinstance(node, torch.fx.Node)} - own
+    return sum(of_memory(node) for node in kept if node.name in wanted and hasattr(node.meta["val"], "numel"))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("small", (4, 3, 64, 64)), pytest.param("resnet34", (32, 3, 224, 224), marks=slow)]
+)
+def test_the_backward_pass_keeps_little_more_memory(name, size, monkeypatch):
+    monkeypatch.setattr(aw, "average_pool", average_by_product)  # as on a GPU
+    plain, attended = (saved_bytes(graphs(name, attention, size, **HALF)) for attention in (False, True))
+    assert 0 < attended / plain < 1.1
+
+
+def test_nothing_is_copied_around_the_operator(monkeypatch):
+    """In channels last, every argument has the layout that the kernels read; so have the gradients."""
+    monkeypatch.setattr(aw, "average_pool", average_by_product)
+    captured = graphs("small", True, (4, 3, 32, 32), **HALF)
+    for graph in captured.values():
+        assert not any("clone" in name for name in operators(graph))
+        for node in graph.nodes:
+            if "foveal" in str(node.target):
+                tensors = [arg.meta["val"] for arg in node.args if isinstance(arg, torch.fx.Node)]
+                assert len(tensors) >= 3
+                for tensor in tensors:
+                    assert tensor.dtype == torch.bfloat16
+                    assert tensor.is_contiguous(memory_format=torch.channels_last)
