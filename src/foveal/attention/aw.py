@@ -13,6 +13,7 @@ published parameter counts require.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal, Self
 
@@ -24,6 +25,16 @@ from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
 from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
 from foveal.compat import CONV_FORWARD, exporting, only_computes
 from foveal.errors import UserError, unknown
+from foveal.kernels.aw.branch import (
+    Branch,
+    Convolution,
+    Parameters,
+    attended_conv,
+    attention_of_cells,
+    branch_multiplier,
+    branch_of,
+    multiplier_of,
+)
 from foveal.kernels.aw.fused import fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
 from foveal.kernels.aw.pool import average_pool
@@ -126,6 +137,7 @@ class KernelAttention(Kernel):
         self.pooled = (kernel_size[0] // plane[0], kernel_size[1] // plane[1])
         self.shape = (out_channels // share_out, group_in // share_in)
         self.constant_in = share_in == group_in
+        self.as_published = self.constant_in and share_out == share_batch == 1 and plane == (1, 1)
         self.residual, self.path = residual, path
         values = self.shape[0] * self.shape[1]
         hidden = bottleneck(values, reduction)
@@ -137,7 +149,6 @@ class KernelAttention(Kernel):
             nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
         if start not in ("identity", "paper"):
             raise unknown("start", str(start), ("identity", "paper"))
-        # The kernel's multiplier is 1 + amount·(published multiplier − 1): exactly 1 at first, but with a gradient.
         self.amount = nn.Parameter(torch.zeros(())) if start == "identity" else None
 
     @classmethod
@@ -171,11 +182,7 @@ class KernelAttention(Kernel):
 
     def attend(self, x: Tensor) -> Tensor:
         """The attention before it is expanded: (N, C2/share_out, C1/share_in, h/share_kernel, w/share_kernel)."""
-        if self.training and len(x) * self.pooled[0] * self.pooled[1] == 1:
-            raise UserError(
-                "one sample with a 1×1 pooled map cannot be normalised in training mode: "
-                "train with a batch of at least two, or switch the attention to eval mode"
-            )
+        self._check_rows(x)
         with torch.autocast(x.device.type, enabled=False):
             a = self._attention(average_pool(x, self.pooled).to(self.squeeze.weight.dtype))
         if self.share_batch > 1:
@@ -186,65 +193,85 @@ class KernelAttention(Kernel):
         self.note(a)
         return a
 
+    def _check_rows(self, x: Tensor) -> None:
+        """Raise if there is nothing to take statistics of."""
+        if self.training and len(x) * self.pooled[0] * self.pooled[1] == 1:
+            raise UserError(
+                "one sample with a 1×1 pooled map cannot be normalised in training mode: "
+                "train with a batch of at least two, or switch the attention to eval mode"
+            )
+
     def _attention(self, pooled: Tensor) -> Tensor:
         """Sigmoid(BN(W2 ReLU(BN(W1 A0)))) of A0 (N, C1, h, w): (N, values, h, w), before anything is expanded."""
-        if not self._untouched():
+        modules = self.squeeze, self.norm1, self.excite, self.norm2
+        if not all(map(only_computes, modules, (nn.Conv2d, nn.BatchNorm2d) * 2)):
             hidden = torch.relu(self.norm1(self.squeeze(pooled)))
             return torch.sigmoid(self.norm2(self.excite(hidden)))
-        # The same with one row a pooled cell: two matrix products, in the layout that the fused convolution takes.
-        rows = pooled.permute(0, 2, 3, 1).flatten(0, 2)
-        hidden = torch.relu(self.norm1(F.linear(rows, self.squeeze.weight.flatten(1))[..., None, None]))
-        values = torch.sigmoid(self.norm2(F.linear(hidden.flatten(1), self.excite.weight.flatten(1))[..., None, None]))
-        return values.view(-1, *self.pooled, values.shape[1]).permute(0, 3, 1, 2)
 
-    def _untouched(self) -> bool:
-        """Whether the branch's modules are those of the constructor, without hooks."""
-        return (
-            only_computes(self.norm1, nn.BatchNorm2d)
-            and only_computes(self.norm2, nn.BatchNorm2d)
-            and only_computes(self.squeeze, nn.Conv2d)
-            and only_computes(self.excite, nn.Conv2d)
-        )
+        def rows(norm: nn.BatchNorm2d) -> Callable[[Tensor], Tensor]:
+            return lambda z: norm(z[..., None, None]).flatten(1)
+
+        return attention_of_cells(pooled, self.squeeze.weight, rows(self.norm1), self.excite.weight, rows(self.norm2))
 
     def multiplier(self, x: Tensor) -> Tensor:
         """The factor of the kernel, in the shape of :meth:`attend`."""
-        attention = self.attend(x)
-        full = attention + 1 if self.residual else attention
-        return full if self.amount is None else 1 + self.amount * (full - 1)
+        branch = self._branch(x, self.squeeze.weight.dtype)
+        if branch is not None:
+            return branch_multiplier(x, *branch).unsqueeze(2)
+        return multiplier_of(self.attend(x), self.residual, self.amount)
+
+    def _branch(self, x: Tensor, dtype: torch.dtype) -> tuple[Parameters, Branch] | None:
+        """The branch as a function of few launches, for a multiplier of ``dtype``; None if modules must be called."""
+        if torch.compiler.is_compiling() or self.watchers or not self.as_published or not first_order_suffices():
+            return None
+        self._check_rows(x)
+        modules = self.squeeze, self.norm1, self.excite, self.norm2
+        return branch_of(x, *modules, self.amount, self.pooled, self.residual, dtype)
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """The result that replaces ``conv(x)``."""
-        weight, scale = conv.weight, self.multiplier(x)  # read once: a parametrised weight is computed at every access
-        padding = conv.padding
+        weight, padding, images = conv.weight, conv.padding, x  # a parametrised weight is computed at every access
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
             if padding == "same":
-                x = F.pad(x, _same_padding(conv))
+                images = F.pad(x, _same_padding(conv))
             padding = (0, 0)
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        images = images.to(dtype)
+        path = self._path(images, conv, weight)
+        branch = self._branch(images, dtype) if path == "fused" and conv.padding != "same" else None
+        if branch is not None:
+            options = Convolution(conv.stride, padding, conv.dilation)
+            out = attended_conv(images, weight, conv.bias, *branch, options)
+        else:
+            out = self._convolve(path, conv, images, weight, self.multiplier(x), padding)
+        if path == "taps":
+            return out
+        # The other forms return a layout of their own; a model keeps its own, as after a plain convolution.
+        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    def _convolve(
+        self, path: Path, conv: nn.Conv2d, x: Tensor, weight: Tensor, scale: Tensor, padding: tuple[int, ...]
+    ) -> Tensor:
+        """The convolution of x, already in the dtype of the result, in the form ``path``."""
         options: dict[str, Any] = {
             "stride": conv.stride,
             "padding": padding,
             "dilation": conv.dilation,
             "groups": conv.groups,
         }
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        bias = None if conv.bias is None else conv.bias.to(dtype)
-        path = self._path(x.to(dtype), conv, weight)
+        weight, bias = weight.to(x.dtype), None if conv.bias is None else conv.bias.to(x.dtype)
         if path in ("loop", "grouped"):
-            scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(dtype)
+            scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(x.dtype)
             form: Any = "unfold" if exporting() else path  # keeps the batch size dynamic
-            out = conv_per_sample(x.to(dtype), weight.to(dtype) * scale, bias, form, **options)
-            last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-            return out.contiguous(memory_format=torch.channels_last) if last else out
-        scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(dtype)
+            return conv_per_sample(x, weight * scale, bias, form, **options)
+        scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(x.dtype)
         if path == "taps":
             return conv_by_taps(x, weight, scale, bias, **options)
-        x, weight = x.to(dtype), weight.to(dtype)
         if path == "products":
-            out = conv_by_products(x, weight, scale, bias, **options)
-        else:
-            out = fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation, conv.groups)
-        # Both return channels-last maps; a model in the other layout keeps its own, as after a plain convolution.
-        return out if x.is_contiguous(memory_format=torch.channels_last) else out.contiguous()
+            return conv_by_products(x, weight, scale, bias, **options)
+        return fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation, conv.groups)
 
     def _path(self, x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Path:
         """The form for this input: ``path``, or with ``auto`` the fastest one for the shape."""

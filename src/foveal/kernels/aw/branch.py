@@ -1,0 +1,277 @@
+"""The attention branch of an AW-convolution, and branch and convolution together, in few launches on NVIDIA GPUs.
+
+    A0 = AvgPool(I) to h×w;  A1 = ReLU(BN(W1 A0));  A = Sigmoid(BN(W2 A1));  multiplier = 1 + A
+
+or A alone without the residual, or 1 + amount·(multiplier − 1) for a start at the identity. In plain PyTorch these are
+some twenty operators forward and twice as many backward on tiny tensors: a GPU waits for Python. Here they are three
+launches forward and five backward. The plain form, :func:`plain_multiplier`, is the reference and gives second
+derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveal.compat import only_computes
+from foveal.kernels.aw.plain import conv_by_taps, match_layout
+from foveal.kernels.aw.pool import average_pool
+from foveal.kernels.support import fused_available, observed
+
+Normalise = Callable[[Tensor], Tensor]
+MOST_HIDDEN = 128  # channels between the two products; with more, a program's tiles do not fit
+MOST_CELLS = 64  # of a pooled map
+
+
+class Norm(NamedTuple):
+    """What a batch norm does beside its weight and bias; ``batch``: whether it takes the statistics of the batch."""
+
+    mean: Tensor
+    var: Tensor
+    tracked: Tensor
+    batch: bool
+    momentum: float
+    eps: float
+
+
+class Parameters(NamedTuple):
+    """Parameters of a branch, all float32: W1 (hidden, C1, 1, 1), W2 (C2, hidden, 1, 1), and amount () or None."""
+
+    w1: Tensor
+    gamma1: Tensor
+    beta1: Tensor
+    w2: Tensor
+    gamma2: Tensor
+    beta2: Tensor
+    amount: Tensor | None
+
+
+@dataclass(slots=True)
+class Branch:
+    """What a branch computes, beside its parameters.
+
+    Attributes:
+        size: of the pooled map, (h, w).
+        residual: whether the multiplier is 1 + A or A.
+        norm1, norm2: the norms.
+        dtype: of the multiplier.
+    """
+
+    size: tuple[int, int]
+    residual: bool
+    norm1: Norm
+    norm2: Norm
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
+class Convolution:
+    """Options of the convolution of a site."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def norm_of(module: nn.BatchNorm2d) -> Norm | None:
+    """What ``module`` does; None if it does not keep statistics, has no affine part or averages over all batches."""
+    mean, var, tracked, momentum = module.running_mean, module.running_var, module.num_batches_tracked, module.momentum
+    if mean is None or var is None or tracked is None or momentum is None or module.weight is None:
+        return None
+    return Norm(mean, var, tracked, module.training, momentum, module.eps)
+
+
+def branch_of(
+    x: Tensor,
+    squeeze: nn.Conv2d,
+    norm1: nn.BatchNorm2d,
+    excite: nn.Conv2d,
+    norm2: nn.BatchNorm2d,
+    amount: Tensor | None,
+    size: tuple[int, int],
+    residual: bool,
+    dtype: torch.dtype,
+) -> tuple[Parameters, Branch] | None:
+    """The branch made of these modules for input ``x``, or None if only calling the modules computes it."""
+    if not fused_available(x.device) or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not len(x):
+        return None
+    if not all(map(only_computes, (norm1, norm2, squeeze, excite), _CLASSES)):
+        return None
+    w1, w2 = squeeze.weight, excite.weight
+    first, second = norm_of(norm1), norm_of(norm2)
+    if first is None or second is None or w1.shape[0] > MOST_HIDDEN or size[0] * size[1] > MOST_CELLS:
+        return None
+    parameters = Parameters(w1, norm1.weight, norm1.bias, w2, norm2.weight, norm2.bias, amount)
+    tensors = [tensor for tensor in parameters if tensor is not None]
+    if observed(x, *tensors) or any(t.dtype != torch.float32 or not t.is_contiguous() for t in tensors):
+        return None
+    return parameters, Branch(size, residual, first, second, dtype)
+
+
+_CLASSES = (nn.BatchNorm2d, nn.BatchNorm2d, nn.Conv2d, nn.Conv2d)
+
+
+def attention_of_cells(
+    pooled: Tensor, w1: Tensor, normalise1: Normalise, w2: Tensor, normalise2: Normalise
+) -> Tensor:
+    """A = Sigmoid(BN(W2 ReLU(BN(W1 A0)))) with one row a pooled cell: two matrix products, in plain PyTorch.
+
+    Args:
+        pooled: A0 (N, C1, h, w), in the dtype of the kernels.
+        w1: (hidden, C1, 1, 1).
+        normalise1: the batch norm of (N·h·w, hidden).
+        w2: (C2, hidden, 1, 1).
+        normalise2: that of (N·h·w, C2).
+
+    Returns:
+        (N, C2, h, w), channels last, as the fused convolution takes it.
+    """
+    cells = pooled.permute(0, 2, 3, 1)
+    hidden = torch.relu(normalise1(F.linear(cells.flatten(0, 2), w1.flatten(1))))
+    attention = torch.sigmoid(normalise2(F.linear(hidden, w2.flatten(1))))
+    return attention.view(*cells.shape[:3], len(w2)).permute(0, 3, 1, 2)
+
+
+def plain_multiplier(x: Tensor, parameters: Parameters, branch: Branch) -> Tensor:
+    """The multiplier (N, C2, h, w) of input x (N, C1, H, W), in plain PyTorch; running statistics are left alone."""
+    w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
+
+    def normalise(norm: Norm, weight: Tensor, bias: Tensor) -> Normalise:
+        statistics = (None, None) if norm.batch else (norm.mean, norm.var)
+        return lambda z: F.batch_norm(z, *statistics, weight, bias, norm.batch, 0.0, norm.eps)
+
+    pooled = average_pool(x, branch.size).to(w1.dtype)
+    norms = normalise(branch.norm1, gamma1, beta1), normalise(branch.norm2, gamma2, beta2)
+    attention = attention_of_cells(pooled, w1, norms[0], w2, norms[1])
+    return multiplier_of(attention, branch.residual, amount).to(branch.dtype)
+
+
+def multiplier_of(attention: Tensor, residual: bool, amount: Tensor | None) -> Tensor:
+    """1 + A or A, and of that 1 + amount·(… − 1): exactly 1 at first, but with a gradient."""
+    if amount is not None:
+        return 1 + amount * (attention if residual else attention - 1)
+    return attention + 1 if residual else attention
+
+
+def branch_multiplier(x: Tensor, parameters: Parameters, branch: Branch) -> Tensor:
+    """The multiplier (N, C2, h, w), channels last, in ``branch.dtype``; running statistics are updated."""
+    return _Multiplier.apply(x, *parameters, branch)
+
+
+def attended_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, branch: Branch, conv: Convolution
+) -> Tensor:
+    """Branch and convolution as one function: (N, C1, H, W) to (N, C2, H', W'), channels last.
+
+    Args:
+        x: input, in ``branch.dtype``.
+        weight: (C2, C1, h, w), of any dtype.
+        bias: (C2,) or None.
+        parameters: of the branch.
+        branch: see :class:`Branch`.
+        conv: options of the convolution, one that :func:`~foveal.kernels.aw.fused.fusable` accepts.
+    """
+    return _Site.apply(x, weight, bias, *parameters, branch, conv)
+
+
+class _Multiplier(torch.autograd.Function):
+    """x and the parameters to the multiplier."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *inputs: Any) -> Tensor:
+        from foveal.kernels.aw import branch_launch
+
+        parameters, branch = Parameters(*inputs[:-1]), inputs[-1]
+        multiplier, kept = branch_launch.forward(x, parameters, branch)
+        ctx.branch = branch
+        ctx.save_for_backward(x, *parameters, *kept)
+        return multiplier
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from foveal.kernels.aw import branch_launch
+
+        x, *rest = ctx.saved_tensors
+        parameters, kept = Parameters(*rest[:7]), rest[7:]
+        need = ctx.needs_input_grad
+        if torch.is_grad_enabled() or observed(g):
+            return *_differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
+        dx = torch.empty_like(x, memory_format=torch.channels_last) if need[0] else None
+        of_parameters = branch_launch.backward(g, dx, False, parameters, kept, ctx.branch)
+        if dx is not None and len(x) == 1:
+            dx = match_layout(dx, x)
+        return dx, *(part if wanted else None for part, wanted in zip(of_parameters, need[1:8], strict=True)), None
+
+
+class _Site(torch.autograd.Function):
+    """x, kernel, bias and the branch's parameters to the convolution."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> Tensor:
+        from foveal.kernels.aw import branch_launch, launch
+
+        parameters, branch, conv = Parameters(*inputs[:-2]), inputs[-2], inputs[-1]
+        dtype = branch.dtype
+        multiplier, kept = branch_launch.forward(x, parameters, branch)
+        kernel = weight if weight.dtype == dtype else weight.to(dtype)
+        shift = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
+        ctx.branch, ctx.conv = branch, conv
+        ctx.save_for_backward(x, weight, kernel, multiplier, *parameters, *kept)
+        return launch.forward(x, kernel, multiplier, shift, conv.stride[0], conv.padding, conv.dilation)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        from foveal.kernels.aw import branch_launch, launch
+
+        x, weight, kernel, multiplier, *rest = ctx.saved_tensors
+        parameters, kept = Parameters(*rest[:7]), rest[7:]
+        need, conv = ctx.needs_input_grad, ctx.conv
+        db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
+        if torch.is_grad_enabled() or observed(g):
+            inputs, of_inputs = [x, weight, *parameters], [*need[:2], *need[3:10]]
+            dx, dw, *of_parameters = _differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
+            return dx, dw, db, *of_parameters, None, None
+        of_branch = need[0] or any(need[3:10])
+        dx, dw, ds = launch.backward(
+            g, x, kernel, multiplier, conv.stride[0], conv.padding, conv.dilation, [need[0], need[1] or of_branch]
+        )
+        of_parameters = [None] * 7
+        if of_branch:
+            assert ds is not None
+            of_parameters = branch_launch.backward(ds, dx, True, parameters, kept, ctx.branch)
+        if dx is not None and len(x) == 1:
+            dx = match_layout(dx, x)
+        dw = dw.to(weight.dtype) if need[1] and dw is not None else None
+        return dx, dw, db, *(part if n else None for part, n in zip(of_parameters, need[3:10], strict=True)), None, None
+
+
+def _plain_branch(x: Tensor, *rest: Any) -> Tensor:
+    """What :class:`_Multiplier` computes."""
+    return plain_multiplier(x, Parameters(*rest[:-1]), rest[-1])
+
+
+def _plain_site(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """What :class:`_Site` computes, without the bias."""
+    branch, conv = rest[-2:]
+    multiplier = plain_multiplier(x, Parameters(*rest[:-2]), branch)
+    options = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": 1}
+    return conv_by_taps(x, weight.to(branch.dtype), multiplier, None, **options)
+
+
+def _differentiate(
+    plain: Callable[..., Tensor], inputs: list[Any], need: Sequence[bool], g: Tensor, *options: Any
+) -> list[Tensor | None]:
+    """Gradients of ``plain(*inputs, *options)``, with a graph of their own if one is wanted; None where not needed."""
+    need = need[: len(inputs)]
+    wanted = [tensor for tensor, needed in zip(inputs, need, strict=True) if needed]
+    if not wanted:
+        return [None] * len(inputs)
+    twice = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast(g.device.type, enabled=False):
+        gradients = iter(torch.autograd.grad(plain(*inputs, *options), wanted, g, create_graph=twice))
+    return [next(gradients) if needed else None for needed in need]
