@@ -27,6 +27,53 @@ def test_what_is_active_is_seen():
         assert compat.function_modes() == 1
 
 
+class Exporting(nn.Module):
+    """Adds one while it is being exported."""
+
+    def forward(self, x):
+        return x + 1 if compat.exporting() else x
+
+
+def test_exporting_is_told_from_compiling():
+    torch.compiler.reset()
+    module, x = Exporting(), torch.zeros(2)
+    assert module(x).sum() == 0
+    assert torch.compile(module, backend="aot_eager", fullgraph=True)(x).sum() == 0
+    for strict in (True, False):
+        assert torch.export.export(module, (x,), strict=strict).module()(x).sum() == 2
+    assert torch.compile(module, backend="aot_eager", fullgraph=True)(x).sum() == 0  # the flag is back
+
+
+def test_without_the_flag_the_public_answer_counts(monkeypatch):
+    monkeypatch.delattr(torch.compiler, "_is_exporting_flag")
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: "public")
+    assert compat.exporting() == "public"
+
+
+class Subclass(nn.ReLU):
+    """A class of its own."""
+
+
+def test_a_module_that_only_computes():
+    relu = nn.ReLU()
+    assert compat.only_computes(relu, nn.ReLU)
+    assert not compat.only_computes(relu, nn.Sigmoid)
+    assert not compat.only_computes(Subclass(), nn.ReLU)
+    for register in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(relu, f"register_{register}")(lambda *arguments: None)
+        assert not compat.only_computes(relu, nn.ReLU), register
+        handle.remove()
+        handle = getattr(nn.modules.module, f"register_module_{register}")(lambda *arguments: None)
+        assert not compat.only_computes(relu, nn.ReLU), register
+        handle.remove()
+    assert compat.only_computes(relu, nn.ReLU)
+    relu.forward = lambda x: x
+    assert not compat.only_computes(relu, nn.ReLU)
+    compiled = nn.ReLU()
+    compiled.compile()
+    assert not compat.only_computes(compiled, nn.ReLU)
+
+
 def test_without_the_private_names_the_answers_are_on_the_safe_side(monkeypatch):
     for name in ("_transforms_active", "_dispatch_modes", "_function_modes", "_saved_tensor_hooks", "_will_run"):
         monkeypatch.setattr(compat, name, None)

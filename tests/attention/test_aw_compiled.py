@@ -113,14 +113,13 @@ def test_the_compiled_graphs_hold_the_fused_operator(name, sites, left, options)
     assert not any("foveal" in name for name in forward.keys() - {"foveal.aw_conv2d.default"})
 
 
-@pytest.mark.parametrize(
-    ("name", "sites", "left"), [("small", 2, 1), pytest.param("resnet18", 16, 4, marks=slow)]
-)
+@pytest.mark.skipif(torch.__version__ < "2.9", reason="fake CUDA tensors need a GPU")
+@pytest.mark.parametrize(("name", "sites", "left"), [("small", 2, 1), pytest.param("resnet18", 16, 4, marks=slow)])
 def test_on_a_gpu_too(name, sites, left):
     """Where the layer itself asks for the type of device; the graph is the one before differentiation."""
     seen = operators(graphs(name, True, (4, 3, 32, 32), device="cuda", layout=torch.channels_last)["forward"])
-    kinds = {fused: sum(n for key, n in seen.items() if "conv2d" in key and ("aw_" in key) is fused) for fused in (True, False)}
-    assert kinds == {True: sites, False: left}
+    convolutions = Counter("aw_" in name for name in seen.elements() if "conv2d" in name)
+    assert convolutions == {True: sites, False: left}
 
 
 def of_memory(node):

@@ -5,10 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
-from foveal.attention import AWConv2d
+from foveal.attention import AWConv2d, aw
 from foveal.kernels.aw import branch, branch_launch, fused, launch
+from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.aw.tiles import Launch
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -18,13 +21,13 @@ slow = pytest.mark.slow
 @pytest.fixture(autouse=True)
 def _small_tiles(monkeypatch):
     """Several tiles for small tensors, and no search."""
-    tile = [Launch((1, 4, 4), 16, 16, 4, 1)]
+    tile = [Launch((1, 4, 8), 32, 16, 4, 1)]
     monkeypatch.setattr(launch, "launches_within", lambda *shape: tile)
     monkeypatch.setattr(launch, "launches_across", lambda *shape: [])
-    monkeypatch.setattr(launch, "WITHIN_TILES", ((16, 16, 16, 4, 1),))
+    monkeypatch.setattr(launch, "WITHIN_TILES", ((32, 16, 32, 4, 1),))
     monkeypatch.setattr(launch._Gradients, "forms", lambda self: ["within"])
     monkeypatch.setattr(branch_launch, "POSITIONS", 16)
-    monkeypatch.setattr(branch_launch, "ROWS", 64)
+    monkeypatch.setattr(branch_launch, "ROWS", 16)
     branch_launch.tiles.cache_clear()
 
 
@@ -35,13 +38,8 @@ def launched(monkeypatch):
     for module in (branch, fused):
         monkeypatch.setattr(module, "fused_available", lambda device: True)
     for name in ("attended_conv", "branch_multiplier"):
-        from foveal.attention import aw
-
-        def spy(*arguments, name=name, run=getattr(branch, name)):
-            names.append(name)
-            return run(*arguments)
-
-        monkeypatch.setattr(aw, name, spy)
+        run = getattr(branch, name)
+        monkeypatch.setattr(aw, name, lambda *arguments, name=name, run=run: names.append(name) or run(*arguments))
     return names
 
 
@@ -93,20 +91,168 @@ CASES = {
 FAST = ("training", "identity without residual", "stride")
 
 
-@pytest.mark.parametrize("case", [case if case in FAST else pytest.param(case, marks=slow) for case in CASES])
-@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=slow), pytest.param("mixed", marks=slow)])
-def test_equals_the_modules(case, mode, launched):
-    layer, x = make(**CASES[case]), images()
-    layer.train(mode != "eval")
-    layer.attention.norm2.train(mode == "train")
-    fast = steps(layer, x, 2)
-    assert launched == ["attended_conv"] * 2
-    launched.clear()
+def without(layer, x, **options):
+    """The same as :func:`steps` by the modules and the plain definition."""
+    layer = copy.deepcopy(layer)
     layer.attention.path = "loop"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(branch, "fused_available", lambda device: False)
-        expected = steps(layer, x, 2)
-    assert not launched
-    assert all(part.abs().sum() > 0 for part in expected.values())
+        return steps(layer, x, **options)
+
+
+def assert_same(actual, expected, rtol=1e-4, atol=2e-4):
+    assert actual.keys() == expected.keys()
     for name, part in expected.items():
-        torch.testing.assert_close(fast[name], part, rtol=1e-4, atol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(actual[name], part, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("case", [case if case in FAST else pytest.param(case, marks=slow) for case in CASES])
+@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=slow), pytest.param("mixed", marks=slow)])
+def test_equals_the_modules(case, mode, launched):
+    """After two steps, so that the running statistics and the first update count."""
+    layer, x = make(**CASES[case]), images()
+    layer.train(mode != "eval")
+    layer.attention.norm2.train(mode == "train")
+    actual = steps(layer, x, count=2)
+    assert launched == ["attended_conv"] * 2
+    expected = without(layer, x, count=2)
+    assert len(launched) == 2
+    assert all(part.abs().sum() > 0 for name, part in expected.items() if not name.endswith("batches_tracked"))
+    assert_same(actual, expected)
+
+
+@slow
+@pytest.mark.parametrize("n", [1, 2, 7])
+@pytest.mark.parametrize("size", [(3, 3), (1, 1), (2, 9), (11, 7)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_odd_shapes(n, size, layout, launched):
+    if n == 1 and size == (1, 1):
+        pytest.skip("all rows are equal: their variance is zero, and the gradient through it rounding noise")
+    layer = make(channels=(16, 40), padding=1).to(memory_format=layout)
+    x = images(n, 16, size).to(memory_format=layout)
+    assert_same(steps(layer, x), without(layer, x))
+    assert launched
+
+
+@pytest.mark.parametrize(
+    "options", [{"kernel_size": 1}, pytest.param({"groups": 2, "padding": 1}, marks=slow)], ids=str
+)
+def test_the_branch_of_other_convolutions(options, launched, monkeypatch):
+    monkeypatch.setattr(fused, "fused_available", lambda device: False)
+    layer, x = make(**options), images(4)
+    assert_same(steps(layer, x), without(layer, x))
+    assert launched == ["branch_multiplier"]
+
+
+@slow
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16])
+def test_autocast(x_dtype, launched):
+    """In float16, which NumPy and so the interpreter has; the branch stays in float32."""
+    layer, x = make(padding=1), images(dtype=x_dtype)
+    actual, exact = steps(layer, x, autocast=torch.float16), without(layer, x.float())
+    assert launched
+    assert actual["out"].dtype == torch.float16
+    assert actual["x"].dtype == x_dtype
+    for name, part in exact.items():
+        assert actual[name].dtype in (part.dtype, torch.float16)
+        assert float((actual[name].float() - part.float()).norm() / part.float().norm()) < 0.02, name
+
+
+@pytest.mark.parametrize("kind", ["first", "second"])
+def test_second_derivatives(kind, launched):
+    layer, x = make(padding=1, start="identity"), images(2, size=(3, 2)).requires_grad_()
+    actual = []
+    for available in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(branch, "fused_available", lambda device, available=available: available)
+            layer.attention.path = "auto" if available else "loop"
+            leaves = [x, *layer.parameters()]
+            first = torch.autograd.grad(layer(x).square().sum(), leaves, create_graph=True)
+            norm = sum(part.square().sum() for part in first)
+            actual.append(first if kind == "first" else torch.autograd.grad(norm, leaves, allow_unused=True))
+    assert len(launched) == 1
+    torch.testing.assert_close(*actual, rtol=1e-3, atol=1e-3)
+
+
+@slow
+def test_batched_gradients(launched):
+    layer, x = make(padding=1), images(2, size=(3, 2)).requires_grad_()
+    out = layer(x)
+    g = torch.randn(2, *out.shape, device=out.device)
+    (actual,) = torch.autograd.grad(out, x, g, is_grads_batched=True, retain_graph=True)
+    expected = torch.stack([torch.autograd.grad(out, x, item, retain_graph=True)[0] for item in g])
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert launched
+
+
+def test_only_what_is_needed_has_a_gradient(launched):
+    layer, x = make(padding=1), images(2, size=(3, 2))
+    for wanted in ("weight", "bias", "attention.norm2.weight"):
+        layer.zero_grad()
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(name == wanted)
+        layer(x).square().sum().backward()
+        assert [name for name, parameter in layer.named_parameters() if parameter.grad is not None] == [wanted]
+    assert len(launched) == 3
+
+
+def test_a_map_with_a_nan_is_not_hidden(launched):
+    layer, x = make(padding=1), images()
+    x[0, 0, 0, 0] = torch.nan
+    assert layer(x)[0].isnan().all()
+    assert launched
+
+
+def hook(layer):
+    layer.attention.norm1.register_forward_hook(lambda module, inputs, out: None)
+
+
+def watched(layer):
+    layer.attention.watchers = 1
+
+
+def momentum(layer):
+    layer.attention.norm2.momentum = None
+
+
+def sync(layer):
+    layer.attention.norm2 = nn.SyncBatchNorm.convert_sync_batchnorm(layer.attention.norm2).eval()
+
+
+def double(layer):
+    layer.attention.norm1.bias = nn.Parameter(layer.attention.norm1.bias.double())
+
+
+def parametrised(layer):
+    nn.utils.parametrizations.weight_norm(layer.attention.excite)
+
+
+def frozen(layer):
+    layer.attention.squeeze.forward = layer.attention.squeeze.forward
+
+
+def no_statistics(layer):
+    layer.attention.norm1 = nn.BatchNorm2d(6, track_running_stats=False).to(device)
+
+
+@pytest.mark.parametrize("change", [hook, watched, momentum, sync, double, parametrised, frozen, no_statistics])
+def test_whatever_the_kernels_do_not_know_is_left_to_the_modules(change):
+    layer, x = make(), images()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(branch, "fused_available", lambda device: True)
+        assert layer.attention._branch(x, x.dtype) is not None
+        change(layer)
+        assert layer.attention._branch(x, x.dtype) is None
+
+
+@pytest.mark.parametrize("mode", [lambda: FlopCounterMode(display=False), differentiable_twice, forward_ad.dual_level])
+def test_modes_are_left_to_the_modules(mode, launched):
+    layer, x = make(), images()
+    with mode():
+        assert layer.attention._branch(x, x.dtype) is None
+    assert layer.attention._branch(x, x.dtype) is not None
+
+
+def test_one_value_cannot_be_normalised(launched):
+    with pytest.raises(foveal.errors.UserError, match="train with a batch of at least two"):
+        make(1)(images(1))

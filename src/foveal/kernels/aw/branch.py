@@ -116,9 +116,7 @@ def branch_of(
 _CLASSES = (nn.BatchNorm2d, nn.BatchNorm2d, nn.Conv2d, nn.Conv2d)
 
 
-def attention_of_cells(
-    pooled: Tensor, w1: Tensor, normalise1: Normalise, w2: Tensor, normalise2: Normalise
-) -> Tensor:
+def attention_of_cells(pooled: Tensor, w1: Tensor, normalise1: Normalise, w2: Tensor, normalise2: Normalise) -> Tensor:
     """A = Sigmoid(BN(W2 ReLU(BN(W1 A0)))) with one row a pooled cell: two matrix products, in plain PyTorch.
 
     Args:
@@ -142,8 +140,8 @@ def plain_multiplier(x: Tensor, parameters: Parameters, branch: Branch) -> Tenso
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
 
     def normalise(norm: Norm, weight: Tensor, bias: Tensor) -> Normalise:
-        statistics = (None, None) if norm.batch else (norm.mean, norm.var)
-        return lambda z: F.batch_norm(z, *statistics, weight, bias, norm.batch, 0.0, norm.eps)
+        mean, var = (None, None) if norm.batch else (norm.mean, norm.var)
+        return lambda z: F.batch_norm(z, mean, var, weight, bias, norm.batch, 0.0, norm.eps)
 
     pooled = average_pool(x, branch.size).to(w1.dtype)
     norms = normalise(branch.norm1, gamma1, beta1), normalise(branch.norm2, gamma2, beta2)

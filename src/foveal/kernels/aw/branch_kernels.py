@@ -2,7 +2,7 @@
 
 A *row* is one pooled cell of one sample: M = N·h·w rows. The branch is small (C1 → C2/16 → C2 channels) and its norms
 take statistics over all rows, so a program owns whole columns: no program waits for another. The first norm has so few
-columns that every program computes its statistics for itself.
+columns that every program computes its statistics for itself. Kernels are compiled for tiles, not for shapes.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+EXACT = tl.constexpr("tf32x3")  # three products on tensor cores: as exact as float32
 
 
 @triton.jit
@@ -21,7 +23,7 @@ def _cells(H, W, KH: tl.constexpr, KW: tl.constexpr, T: tl.constexpr):
     return i * H // KH, ((i + 1) * H + KH - 1) // KH, j * W // KW, ((j + 1) * W + KW - 1) // KW
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "W"])
 def pool(
     x, rows, H, W, C,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
@@ -43,7 +45,7 @@ def pool(
     tl.store(rows + at, total / area[:, None], mask=(t < KH * KW)[:, None] & (c < C)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
 def pool_grad(
     dz1, w1, dx, H, W, C, HIDDEN,
     ADD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
@@ -56,15 +58,13 @@ def pool_grad(
     top, bottom, left, right = _cells(H, W, KH, KW, T)
     of_rows = (t < KH * KW)[:, None] & (k < HIDDEN)[None, :]
     gradient = tl.load(dz1 + (n * KH * KW + t)[:, None] * HIDDEN + k[None, :], mask=of_rows, other=0.0)
-    kernel = tl.load(
-        w1 + k[:, None] * C + c[None, :], mask=(k < HIDDEN)[:, None] & (c < C)[None, :], other=0.0
-    )
+    kernel = tl.load(w1 + k[:, None] * C + c[None, :], mask=(k < HIDDEN)[:, None] & (c < C)[None, :], other=0.0)
     area = ((bottom - top) * (right - left)).to(tl.float32)
-    da0 = tl.dot(gradient, kernel, input_precision="ieee") / area[:, None]
+    da0 = tl.dot(gradient, kernel, input_precision=EXACT) / area[:, None]
     y, z = (p // W)[:, None], (p % W)[:, None]
     inside = (y >= top[None, :]) & (y < bottom[None, :]) & (z >= left[None, :]) & (z < right[None, :])
     inside = inside & (t < KH * KW)[None, :]
-    total = tl.dot(inside.to(tl.float32), da0, input_precision="ieee")
+    total = tl.dot(inside.to(tl.float32), da0, input_precision=EXACT)
     at = dx + (n * H * W + p)[:, None] * C + c[None, :]
     there = (p < H * W)[:, None] & (c < C)[None, :]
     if ADD:
@@ -105,7 +105,7 @@ def _hidden(z1, m, k, M, HIDDEN, mean, scale, beta):
     return _relu((_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * scale[None, :] + beta[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "HIDDEN"])
 def attend(
     z1, gamma1, beta1, mean1, var1, tracked1, w2, gamma2, beta2, mean2, var2, tracked2, amount,
     multiplier, stats1, stats2, M, HIDDEN, C2, eps1, momentum1, eps2, momentum2,
@@ -146,7 +146,7 @@ def attend(
         total2, squares2 = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
         for start in range(0, M, BM):
             m = start + tl.arange(0, BM)
-            z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision="ieee")
+            z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
             distance2 = tl.where((m < M)[:, None], z2 - origin2[None, :], 0.0)
             total2 += tl.sum(distance2, 0)
             squares2 += tl.sum(distance2 * distance2, 0)
@@ -161,7 +161,7 @@ def attend(
     beta_2 = tl.load(beta2 + c, mask=in_c, other=0.0)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
-        z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision="ieee")
+        z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
         value = _sigmoid((z2 - center[None, :]) * scale2[None, :] + beta_2[None, :])
         if amount is not None:
             value = 1.0 + tl.load(amount) * (value if RESIDUAL else value - 1.0)
@@ -171,7 +171,7 @@ def attend(
         tl.store(multiplier + at, value.to(multiplier.dtype.element_ty), mask=(m < M)[:, None] & in_c[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "HIDDEN"])
 def attend_grad(
     gradient, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2,
     dz2, dw2, dgamma2, dbeta2, damount, M, HIDDEN, C2,
@@ -193,7 +193,7 @@ def attend_grad(
     of_amount = tl.zeros((BC,), tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
-        z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision="ieee")
+        z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
         unit = (z2 - center[None, :]) * inverse[None, :]
         value = _sigmoid(unit * gamma[None, :] + shift[None, :])
         g = _rows_of(gradient, m, c, M, C2).to(tl.float32)  # zero outside
@@ -209,18 +209,18 @@ def attend_grad(
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         hidden = _hidden(z1, m, k, M, HIDDEN, mean, scale, beta)
-        unit = (tl.dot(hidden, kernel, input_precision="ieee") - center[None, :]) * inverse[None, :]
+        unit = (tl.dot(hidden, kernel, input_precision=EXACT) - center[None, :]) * inverse[None, :]
         value = _sigmoid(unit * gamma[None, :] + shift[None, :])
         dy = _rows_of(gradient, m, c, M, C2).to(tl.float32) * factor * value * (1.0 - value)
         if BATCH2:
             dy = dy - (of_beta[None, :] + unit * of_gamma[None, :]) / M
         dz = tl.where((m < M)[:, None], dy * (gamma * inverse)[None, :], 0.0)
-        of_kernel = tl.dot(tl.trans(dz), hidden, of_kernel, input_precision="ieee")
+        of_kernel = tl.dot(tl.trans(dz), hidden, of_kernel, input_precision=EXACT)
         tl.store(dz2 + m[:, None] * C2 + c[None, :], dz, mask=(m < M)[:, None] & in_c[None, :])
     tl.store(dw2 + c[:, None] * HIDDEN + k[None, :], of_kernel, mask=in_c[:, None] & in_k[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "HIDDEN", "PARTS"])
 def squeeze_grad(
     da1, z1, gamma1, beta1, stats1, dz1, dgamma1, dbeta1, parts, damount, M, HIDDEN, PARTS,
     BATCH1: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BL: tl.constexpr,
@@ -247,7 +247,7 @@ def squeeze_grad(
             dy = dy - (of_beta[None, :] + unit * of_gamma[None, :]) / M
         there = (m < M)[:, None] & in_k[None, :]
         tl.store(dz1 + m[:, None] * HIDDEN + k[None, :], dy * (gamma * inverse)[None, :], mask=there)
-    if parts is not None:
+    if parts is not None:  # noqa: SIM102, the compiler decides this one, the program the next
         if tl.program_id(0) == 0:
             part = tl.arange(0, BL)
             tl.store(damount, tl.sum(tl.load(parts + part, mask=part < PARTS, other=0.0), 0))

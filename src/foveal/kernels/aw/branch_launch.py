@@ -17,7 +17,7 @@ from foveal.kernels.aw.tiles import ceil_div
 from foveal.kernels.support import on_its_device
 
 POSITIONS = 64  # of a map that a program of the pooling reads at a time
-ROWS = 256  # that a program of the norms reads at a time
+ROWS = 128  # that a program of the norms reads at a time
 
 
 class Tiles(NamedTuple):
@@ -46,11 +46,11 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     (n, c1, height, width), (h, w) = x.shape, branch.size
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = len(w1), len(w2), n * h * w
-    tile, images = tiles(n, c1, hidden, h * w), channels_last(x)
+    tile = tiles(n, c1, hidden, h * w)
     rows = torch.empty(m, c1, dtype=torch.float32, device=x.device)
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
+    precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     branch_kernels.pool[n, ceil_div(c1, tile.channels)](
-        images, rows, height, width, c1, h, w, precision, tile.cells, POSITIONS, tile.channels, num_warps=4
+        channels_last(x), rows, height, width, c1, h, w, precision, tile.cells, POSITIONS, tile.channels, num_warps=4
     )
     z1 = torch.empty(m, hidden, dtype=torch.float32, device=x.device)
     torch.mm(rows, w1.view(hidden, c1).t(), out=z1)  # with ``out``, autocast leaves it in float32
@@ -60,7 +60,7 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     branch_kernels.attend[ceil_div(c2, tile.columns),](
         z1, gamma1, beta1, one.mean, one.var, one.tracked, w2, gamma2, beta2, two.mean, two.var, two.tracked, amount,
         multiplier, stats1, stats2, m, hidden, c2, one.eps, one.momentum, two.eps, two.momentum,
-        one.batch, two.batch, branch.residual, tile.rows, tile.hidden, tile.columns, num_warps=8,
+        one.batch, two.batch, branch.residual, tile.rows, tile.hidden, tile.columns, num_warps=4, num_stages=2,
     )  # fmt: skip
     return multiplier.permute(0, 3, 1, 2), [rows, z1, stats1, stats2]
 
@@ -91,13 +91,13 @@ def backward(
     branch_kernels.attend_grad[programs,](
         channels_last(g), z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2,
         dz2, dw2, dgamma2, dbeta2, parts, m, hidden, c2,
-        branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns, num_warps=8,
+        branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns, num_warps=4, num_stages=2,
     )  # fmt: skip
     da1, dz1, dw1 = torch.empty_like(z1), torch.empty_like(z1), torch.empty_like(w1)
     torch.mm(dz2, w2.view(c2, hidden), out=da1)
     branch_kernels.squeeze_grad[ceil_div(hidden, 16),](
         da1, z1, gamma1, beta1, stats1, dz1, dgamma1, dbeta1, parts, damount, m, hidden, programs,
-        branch.norm1.batch, ROWS, 16, triton.next_power_of_2(programs), num_warps=8,
+        branch.norm1.batch, ROWS, 16, triton.next_power_of_2(programs), num_warps=4, num_stages=2,
     )  # fmt: skip
     torch.mm(dz1.t(), rows, out=dw1.view(hidden, c1))
     if dx is not None:
