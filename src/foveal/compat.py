@@ -162,10 +162,9 @@ def only_computes(module: nn.Module, plain: type[nn.Module]) -> bool:
     """
     if type(module) is not plain:  # a subclass, a parametrised module, or another one
         return False
-    state = vars(module)
-    if any(state.get(name, True) for name in _HOOKS) or any(_GLOBAL_HOOKS):
+    if any(getattr(module, name, True) for name in _HOOKS) or any(_GLOBAL_HOOKS):
         return False
-    return "forward" not in state and state.get("_compiled_call_impl") is None
+    return "forward" not in module.__dict__ and not is_compiled_in_place(module)
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:

@@ -1,6 +1,7 @@
 """What the compiler sees of AW-convolutions on an NVIDIA GPU, with fake tensors, so that no GPU is needed."""
 
 import contextlib
+import functools
 from collections import Counter
 
 import pytest
@@ -19,6 +20,7 @@ from foveal.kernels.aw import fused
 from foveal.kernels.aw.pool import average_by_product
 
 slow = pytest.mark.slow
+fakes = pytest.mark.skipif(torch.__version__ < "2.9", reason="PyTorch 2.8 does not compile for fake inputs")
 
 
 class Net(nn.Module):
@@ -44,6 +46,7 @@ def _pretend(monkeypatch):
         raise AssertionError("the pretence below would hide that fused kernels claim to run on CPUs")
     monkeypatch.setattr(fused, "fused_available", torch.compiler.assume_constant_result(lambda device: True))
     assert real(torch.device("cuda", 0))
+    monkeypatch.setattr(aw, "average_pool", average_by_product)  # as on a GPU
 
 
 def fake(model, x, device):
@@ -63,6 +66,7 @@ def operators(graph):
     return Counter(str(node.target) for node in graph.nodes if node.op == "call_function")
 
 
+@functools.cache
 def graphs(name, attention, size, *, layout=torch.contiguous_format, autocast=False, device="cpu"):
     """Forward and backward graph of a training step as the compiler gets them; on ``cuda`` the forward alone."""
     captured = {}
@@ -93,9 +97,24 @@ def graphs(name, attention, size, *, layout=torch.contiguous_format, autocast=Fa
     return captured
 
 
+def test_the_compiler_sees_the_operator():
+    """In every version of PyTorch, one of which says "exporting" to a layer that is compiled."""
+    seen = Counter()
+
+    def backend(module, inputs):
+        seen.update(operators(module.graph))
+        return lambda *arguments: [torch.zeros(2, 32)]
+
+    model = Net()
+    assert foveal.insert(model, "aw").sites
+    torch.compile(model, backend=backend, fullgraph=True)(torch.zeros(2, 3, 8, 8))
+    assert seen["foveal.aw_conv2d.default"] == 2
+
+
 HALF = {"layout": torch.channels_last, "autocast": True}
 
 
+@fakes
 @pytest.mark.parametrize(
     "options",
     [HALF, pytest.param({}, marks=slow), pytest.param({"autocast": True}, marks=slow)],
@@ -113,7 +132,7 @@ def test_the_compiled_graphs_hold_the_fused_operator(name, sites, left, options)
     assert not any("foveal" in name for name in forward.keys() - {"foveal.aw_conv2d.default"})
 
 
-@pytest.mark.skipif(torch.__version__ < "2.9", reason="fake CUDA tensors need a GPU")
+@fakes
 @pytest.mark.parametrize(("name", "sites", "left"), [("small", 2, 1), pytest.param("resnet18", 16, 4, marks=slow)])
 def test_on_a_gpu_too(name, sites, left):
     """Where the layer itself asks for the type of device; the graph is the one before differentiation."""
@@ -135,18 +154,18 @@ def saved_bytes(captured):
     return sum(of_memory(node) for node in kept if node.name in wanted and hasattr(node.meta["val"], "numel"))
 
 
+@fakes
 @pytest.mark.parametrize(
     ("name", "size"), [("small", (4, 3, 64, 64)), pytest.param("resnet34", (32, 3, 224, 224), marks=slow)]
 )
-def test_the_backward_pass_keeps_little_more_memory(name, size, monkeypatch):
-    monkeypatch.setattr(aw, "average_pool", average_by_product)  # as on a GPU
+def test_the_backward_pass_keeps_little_more_memory(name, size):
     plain, attended = (saved_bytes(graphs(name, attention, size, **HALF)) for attention in (False, True))
     assert 0 < attended / plain < 1.1
 
 
-def test_nothing_is_copied_around_the_operator(monkeypatch):
+@fakes
+def test_nothing_is_copied_around_the_operator():
     """In channels last, every argument has the layout that the kernels read; so have the gradients."""
-    monkeypatch.setattr(aw, "average_pool", average_by_product)
     captured = graphs("small", True, (4, 3, 32, 32), **HALF)
     for graph in captured.values():
         assert not any("clone" in name for name in operators(graph))

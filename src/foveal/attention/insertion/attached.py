@@ -47,7 +47,7 @@ class Attended:
 
 def _check_batch(layer: Any, maps: Tensor) -> Tensor:
     """Raise if ``maps`` is a single sample: these layers accept it, attention does not."""
-    if isinstance(layer, nn.Conv2d | nn.InstanceNorm2d) and maps.ndim == 3:
+    if isinstance(layer, (nn.Conv2d, nn.InstanceNorm2d)) and maps.ndim == 3:
         raise UserError(f"attention needs a batch (N, C, H, W), got {tuple(maps.shape)}; add a dimension with x[None]")
     return maps
 
