@@ -239,7 +239,8 @@ class KernelAttention(Kernel):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         images = images.to(dtype)
         path = self._path(images, conv, weight)
-        branch = self._branch(images, dtype) if path == "fused" and conv.padding != "same" else None
+        together = path == "fused" and conv.groups == 1 and conv.padding != "same"  # the branch reads what is convolved
+        branch = self._branch(images, dtype) if together else None
         if branch is not None:
             options = Convolution(conv.stride, padding, conv.dilation)
             out = attended_conv(images, weight, conv.bias, *branch, options)

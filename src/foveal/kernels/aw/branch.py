@@ -98,7 +98,9 @@ def branch_of(
     dtype: torch.dtype,
 ) -> tuple[Parameters, Branch] | None:
     """The branch made of these modules for input ``x``, or None if only calling the modules computes it."""
-    if not fused_available(x.device) or x.dtype not in (torch.float32, torch.bfloat16, torch.float16) or not len(x):
+    if not fused_available(x.device) or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    if len(x) * size[0] * size[1] < 2:  # nothing to take statistics of; a norm in training mode says so
         return None
     if not all(map(only_computes, (norm1, norm2, squeeze, excite), _CLASSES)):
         return None
