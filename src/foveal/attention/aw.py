@@ -242,7 +242,7 @@ class KernelAttention(Kernel):
         together = path == "fused" and conv.groups == 1 and conv.padding != "same"  # the branch reads what is convolved
         branch = self._branch(images, dtype) if together else None
         if branch is not None:
-            options = Convolution(conv.stride, padding, conv.dilation)
+            options = Convolution(conv.stride, padding, conv.dilation, conv.groups)
             out = attended_conv(images, weight, conv.bias, *branch, options)
         else:
             out = self._convolve(path, conv, images, weight, self.multiplier(x), padding)

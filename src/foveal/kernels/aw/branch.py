@@ -76,6 +76,12 @@ class Convolution:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def for_launch(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """As :mod:`foveal.kernels.aw.launch` takes them."""
+        return self.stride[0], self.padding, self.dilation
 
 
 def norm_of(module: nn.BatchNorm2d) -> Norm | None:
@@ -222,7 +228,7 @@ class _Site(torch.autograd.Function):
         shift = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
         ctx.branch, ctx.conv = branch, conv
         ctx.save_for_backward(x, weight, kernel, multiplier, *parameters, *kept)
-        return launch.forward(x, kernel, multiplier, shift, conv.stride[0], conv.padding, conv.dilation)
+        return launch.forward(x, kernel, multiplier, shift, *conv.for_launch)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -237,9 +243,8 @@ class _Site(torch.autograd.Function):
             dx, dw, *of_parameters = _differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
             return dx, dw, db, *of_parameters, None, None
         of_branch = need[0] or any(need[3:10])
-        dx, dw, ds = launch.backward(
-            g, x, kernel, multiplier, conv.stride[0], conv.padding, conv.dilation, [need[0], need[1] or of_branch]
-        )
+        wanted = [need[0], need[1] or of_branch]
+        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, needed=wanted)
         of_parameters = [None] * 7
         if of_branch:
             assert ds is not None
@@ -259,7 +264,7 @@ def _plain_site(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """What :class:`_Site` computes, without the bias."""
     branch, conv = rest[-2:]
     multiplier = plain_multiplier(x, Parameters(*rest[:-2]), branch)
-    options = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": 1}
+    options = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
     return conv_by_taps(x, weight.to(branch.dtype), multiplier, None, **options)
 
 
