@@ -236,7 +236,8 @@ class _Site(torch.autograd.Function):
 
         x, weight, kernel, multiplier, *rest = ctx.saved_tensors
         parameters, kept = Parameters(*rest[:7]), rest[7:]
-        need, conv = ctx.needs_input_grad, ctx.conv
+        need = ctx.needs_input_grad
+        conv: Convolution = ctx.conv
         db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
         if torch.is_grad_enabled() or observed(g):
             inputs, of_inputs = [x, weight, *parameters], [*need[:2], *need[3:10]]
@@ -244,7 +245,7 @@ class _Site(torch.autograd.Function):
             return dx, dw, db, *of_parameters, None, None
         of_branch = need[0] or any(need[3:10])
         wanted = [need[0], need[1] or of_branch]
-        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, needed=wanted)
+        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted)
         of_parameters = [None] * 7
         if of_branch:
             assert ds is not None
