@@ -239,7 +239,7 @@ class KernelAttention(Kernel):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         images = images.to(dtype)
         path = self._path(images, conv, weight)
-        together = path == "fused" and conv.groups == 1 and conv.padding != "same"  # the branch reads what is convolved
+        together = path == "fused" and conv.padding != "same"  # the branch reads what is convolved
         branch = self._branch(images, dtype) if together else None
         if branch is not None:
             options = Convolution(conv.stride, padding, conv.dilation, conv.groups)
@@ -308,7 +308,7 @@ class KernelAttention(Kernel):
 def warn_not_fused() -> None:
     """Warn once that the fused form is not available and a plain one is used."""
     warnings.warn(
-        "path='fused' needs an NVIDIA GPU, Triton and a dense convolution with channels in multiples of 8; elsewhere "
+        "path='fused' needs an NVIDIA GPU, Triton and channels in multiples of 8; elsewhere "
         "plain PyTorch is used, with the same result",
         stacklevel=2,
     )

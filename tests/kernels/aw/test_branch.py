@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 from foveal.attention import AWConv2d, aw
-from foveal.kernels.aw import branch, branch_launch, fused, launch
+from foveal.kernels import tune
+from foveal.kernels.aw import branch, branch_launch, fused, launch, weight_grad
 from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.aw.tiles import Launch
 
@@ -22,10 +23,11 @@ slow = pytest.mark.slow
 def _small_tiles(monkeypatch):
     """Several tiles for small tensors, and no search."""
     tile = [Launch((1, 4, 8), 32, 16, 4, 1)]
+    monkeypatch.setattr(tune, "_chosen", {})
     monkeypatch.setattr(launch, "launches_within", lambda *shape: tile)
     monkeypatch.setattr(launch, "launches_across", lambda *shape: [])
-    monkeypatch.setattr(launch, "WITHIN_TILES", ((32, 16, 32, 4, 1),))
-    monkeypatch.setattr(launch._Gradients, "forms", lambda self: ["within"])
+    monkeypatch.setattr(weight_grad, "WITHIN_TILES", ((32, 16, 32, 4, 1),))
+    monkeypatch.setattr(weight_grad.WeightGradients, "forms", lambda self: ["within"])
     monkeypatch.setattr(branch_launch, "POSITIONS", 16)
     monkeypatch.setattr(branch_launch, "ROWS", 16)
     branch_launch.tiles.cache_clear()
@@ -87,6 +89,8 @@ CASES = {
     "dilation": {"dilation": 2, "padding": 2},
     "wide": {"kernel_size": (1, 3), "padding": (0, 1)},
     "valid": {"padding": "valid"},
+    "groups": {"groups": 2, "padding": 1},
+    "depthwise": {"channels": (8, 8), "groups": 8, "padding": 1},
 }
 FAST = ("training", "identity without residual", "stride")
 

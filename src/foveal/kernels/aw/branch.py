@@ -79,9 +79,9 @@ class Convolution:
     groups: int
 
     @property
-    def for_launch(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    def for_launch(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
         """As :mod:`foveal.kernels.aw.launch` takes them."""
-        return self.stride[0], self.padding, self.dilation
+        return self.stride[0], self.padding, self.dilation, self.groups
 
 
 def norm_of(module: nn.BatchNorm2d) -> Norm | None:
@@ -176,7 +176,7 @@ def attended_conv(
 
     Args:
         x: input, in ``branch.dtype``.
-        weight: (C2, C1, h, w), of any dtype.
+        weight: (C2, C1/groups, h, w), of any dtype.
         bias: (C2,) or None.
         parameters: of the branch.
         branch: see :class:`Branch`.
