@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import gc
 import importlib.util
+import os
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -31,6 +34,78 @@ def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3,
     timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
     repeats = timer.blocked_autorange(min_run_time=seconds if device.type == "cuda" else 5 * seconds)
     return 1e3 * repeats.median
+
+
+def clock_beside(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, seconds: float = 1.0, least: int = 3
+) -> dict[str, float]:
+    """Median milliseconds of each of ``runs``, with all the time that Python takes, measured in turns.
+
+    Whatever else the machine does then slows all of them alike, so that their ratios hold.
+
+    Args:
+        runs: what to time, by name; all have been run before.
+        device: where they run.
+        seconds: how long to repeat each.
+        least: how often to repeat each at least.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    blocks = dict.fromkeys(runs, 1)  # runs between two synchronisations: about 50 ms of them
+    until = time.perf_counter() + seconds * len(runs)
+    while min(map(len, times.values())) < least or time.perf_counter() < until:
+        for name, run in runs.items():
+            took = stopwatch(run, device, blocks[name])
+            times[name].append(took)
+            blocks[name] = max(1, round(0.05 / took)) if device.type == "cuda" else 1
+    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
+
+
+def stopwatch(run: Callable[[], object], device: torch.device, repeats: int = 1) -> float:
+    """Seconds of one ``run``, until the device is done with it, as a mean over ``repeats``."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def host_time(run: Callable[[], object], device: torch.device, repeats: int = 20) -> float:
+    """Median microseconds until ``run`` returns: Python's and the launches', without waiting for a GPU."""
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(times)
+
+
+def launches(run: Callable[[], object]) -> int:
+    """Number of kernels that ``run`` launches on a GPU; it has been run before."""
+    with torch.profiler.profile(activities=_activities()) as profiler:
+        run()
+        torch.cuda.synchronize()
+    return sum(event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for event in profiler.events())
+
+
+def _activities() -> list[torch.profiler.ProfilerActivity]:
+    kinds = torch.profiler.ProfilerActivity
+    return [kinds.CPU, kinds.CUDA] if torch.cuda.is_available() else [kinds.CPU]
+
+
+def peak_on_cpu(run: Callable[[], object]) -> float:
+    """Peak MiB that PyTorch holds on a CPU during ``run``, above what it held before."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler prints when it starts and stops
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    held = highest = 0
+    for event in sorted(profiler.events(), key=lambda event: event.time_range.end):
+        held += event.self_cpu_memory_usage
+        highest = max(highest, held)
+    return highest / 2**20
 
 
 def peak(run: Callable[[], object], *, above: bool = False) -> float:

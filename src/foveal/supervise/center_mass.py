@@ -310,7 +310,7 @@ def _pairs(
     target: Tensor, related: Related | Tensor | None, batch: torch.Size, count: int, device: torch.device
 ) -> LabelledPairs:
     for name, value in (("target", target), ("related", related)):
-        if not isinstance(value, Tensor) and (name == "target" or not isinstance(value, str | None)):
+        if not isinstance(value, Tensor) and (name == "target" or not (value is None or isinstance(value, str))):
             raise UserError(f"{name} must be a tensor, got {type(value).__name__}")
     if related is None:
         if target.dtype != torch.bool:

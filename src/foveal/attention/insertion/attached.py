@@ -19,14 +19,15 @@ class Attended:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The gates of the input; the layer's own forward, or that of a kernel mechanism; the gates of the output."""
-        kernel = next((module for module in self.attached.values() if isinstance(module, Kernel)), None)
+        # PyTorch 2.8 cannot compile next() with a default.
+        kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
         gates = [module for module in self.attached.values() if isinstance(module, Gate)]
         try:
-            if kernel is not None or any(gate.before for gate in gates):
-                (maps,) = (_check_batch(self, x) for x in (*args, *kwargs.values()))
+            if kernels or any([gate.before for gate in gates]):
+                (maps,) = [_check_batch(self, x) for x in (*args, *kwargs.values())]
                 for gate in gates:
                     maps = gate(maps) if gate.before else maps
-                output = super().forward(maps) if kernel is None else kernel.convolve(self, maps)  # type: ignore
+                output = kernels[0].convolve(self, maps) if kernels else super().forward(maps)  # type: ignore
             else:
                 output = _check_batch(self, super().forward(*args, **kwargs))  # type: ignore
             for gate in gates:
