@@ -278,10 +278,23 @@ def test_the_layout_stays(path, layout):
     assert layer(x).is_contiguous(memory_format=layout)
 
 
-def test_small_maps_with_many_channels_use_products():
+@pytest.mark.parametrize(
+    ("size", "last", "gradient", "path"),
+    [
+        ((3, 1), False, False, "products"),
+        ((7, 1), False, True, "products"),
+        ((7, 1), False, False, "grouped"),
+        ((7, 1), True, False, "products"),
+        ((4, 2), False, True, "grouped"),
+        ((4, 2), True, True, "grouped"),
+        ((4, 2), True, False, "loop"),
+    ],
+)
+def test_small_maps_with_many_channels_use_products(size, last, gradient, path):
     layer = make(kernel_size=3, padding=1)
-    assert layer.attention._path(image(size=(3, 1)), layer, layer.weight) == "products"
-    assert layer.attention._path(image(size=(2, 2)), layer, layer.weight) == "grouped"
+    x = image(size=size).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    with torch.set_grad_enabled(gradient):
+        assert layer.attention._path(x, layer, layer.weight) == path
 
 
 def test_products_are_for_one_group():

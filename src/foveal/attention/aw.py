@@ -297,10 +297,14 @@ class KernelAttention(Kernel):
             warn_not_fused()
         if conv.kernel_size == (1, 1):
             return "taps"
-        # One kernel a sample is the fastest plain form while it takes less memory than the products.
-        small = x.shape[2] * x.shape[3] < conv.in_channels * conv.stride[0] * conv.stride[1]
-        if first_order and conv.groups == 1 and small:
+        # One kernel a sample is the fastest plain form on large maps, but kernels are built, each has a gradient, and
+        # their convolution wants channels first; without a gradient a loop on a CPU takes either layout.
+        positions = x.shape[2] * x.shape[3] // (conv.stride[0] * conv.stride[1])
+        channels_last, gradient = not x.is_contiguous(), torch.is_grad_enabled()
+        if first_order and conv.groups == 1 and positions < conv.in_channels * (1 + (gradient or channels_last)):
             return "products"
+        if channels_last and not gradient and x.device.type == "cpu" and not torch.compiler.is_compiling():
+            return "loop"
         return "taps" if len(x) * weight.numel() > MOST_KERNEL_ELEMENTS else "grouped"
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -115,8 +116,35 @@ def conv_by_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     The fastest plain form where maps are small and channels many: the memory it keeps grows with the map, while one
     kernel a sample grows with the channels.
     """
-    out, _ = _Products.apply(x, weight, scale, options["stride"], options["padding"], options["dilation"])
+    place = (options["stride"], options["padding"], options["dilation"])
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or scale.requires_grad):
+        out, _ = _Products.apply(x, weight, scale, *place)
+    else:
+        out, _ = _sum_of_products(x, weight, scale, *place, keep=False)
     return out if bias is None else out + bias[:, None, None]
+
+
+def _sum_of_products(
+    x: Tensor, weight: Tensor, scale: Tensor, stride: list[int], padding: list[int], dilation: list[int], keep: bool
+) -> tuple[Tensor, Tensor]:
+    """Σ_t s_t ⊙ (K_t · I_t), where I_t are the positions that t covers within the map, without padding.
+
+    Returns:
+        The convolution (N, C2, H', W'), channels last; if ``keep``, the products of all positions t, one below the
+        other (rows, C2), otherwise memory that was used for them.
+    """
+    (n, c1), c2 = x.shape[:2], len(weight)
+    images, kernel, s = map(_channels_last, (x, weight, scale))
+    size, windows = _windows(x, weight, stride, padding, dilation)
+    ends = list(itertools.accumulate(n * window.positions for window in windows))
+    out, products = x.new_zeros(n, *size, c2), x.new_empty(ends[-1] if keep else n * size[0] * size[1], c2)
+    for window, end in zip(windows, ends, strict=True):
+        rows = n * window.positions
+        product = products[end - rows : end] if keep else products[:rows]
+        torch.mm(window.read(images).reshape(-1, c1), window.tap(kernel).T, out=product)
+        covered = window.write(out)
+        covered.addcmul_(product.view(covered.shape), window.tap(s)[:, None, None])
+    return out.permute(0, 3, 1, 2), products
 
 
 class _Products(torch.autograd.Function):
@@ -126,16 +154,8 @@ class _Products(torch.autograd.Function):
     def forward(
         x: Tensor, weight: Tensor, scale: Tensor, stride: list[int], padding: list[int], dilation: list[int]
     ) -> tuple[Tensor, Tensor]:
-        """The convolution (N, C2, H', W'), and the products (h·w, N, H', W', C2)."""
-        (n, c1), (c2, _, h, w) = x.shape[:2], weight.shape
-        images, kernel, s = _pad_channels_last(x, padding), _by_position(weight), _by_position(scale)
-        windows = _windows(images, (h, w), stride, dilation)
-        rows, columns = images[:, windows[0][0], windows[0][1]].shape[1:3]
-        out, products = x.new_zeros(n, rows, columns, c2), x.new_empty(h * w, n, rows, columns, c2)
-        for t, (down, across) in enumerate(windows):
-            torch.mm(images[:, down, across].reshape(-1, c1), kernel[t].T, out=products[t].view(-1, c2))
-            out.addcmul_(products[t], s[t, :, None, None])
-        return out.permute(0, 3, 1, 2), products
+        """The convolution (N, C2, H', W'), and the products."""
+        return _sum_of_products(x, weight, scale, stride, padding, dilation, keep=True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -150,19 +170,20 @@ class _Products(torch.autograd.Function):
         x, weight, scale, products = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *differentiable_gradients(ctx, g, x, weight, scale), None, None, None
-        stride, padding, dilation = ctx.stride, ctx.padding, ctx.dilation
-        (c1, height, width), (c2, _, h, w) = x.shape[1:], weight.shape
-        images, kernel, s = _pad_channels_last(x, padding), _by_position(weight), _by_position(scale)
-        g = g.permute(0, 2, 3, 1)
-        dx, dw, ds = torch.zeros_like(images), torch.empty_like(kernel), torch.empty_like(s)
-        for t, (down, across) in enumerate(_windows(images, (h, w), stride, dilation)):
-            ds[t] = (g * products[t]).sum((1, 2))
-            scaled = (g * s[t, :, None, None]).reshape(-1, c2)
-            dx[:, down, across] += (scaled @ kernel[t]).view(*g.shape[:3], c1)
-            torch.mm(scaled.T, images[:, down, across].reshape(-1, c1), out=dw[t])
-        dx = dx[:, padding[0] : padding[0] + height, padding[1] : padding[1] + width].permute(0, 3, 1, 2)
-        dw, ds = (part.unflatten(0, (h, w)).permute(2, 3, 0, 1) for part in (dw, ds))
-        return match_layout(dx, x), dw, match_layout(ds, scale), None, None, None
+        c1, c2 = x.shape[1], len(weight)
+        images, kernel, s, g = map(_channels_last, (x, weight, scale, g))
+        dx, dw, ds = torch.zeros_like(images), torch.zeros_like(kernel), torch.zeros_like(s)
+        end = 0
+        for window in _windows(x, weight, ctx.stride, ctx.padding, ctx.dilation)[1]:
+            gradient = window.write(g)
+            begin, end = end, end + len(x) * window.positions
+            window.tap(ds).copy_((gradient * products[begin:end].view(gradient.shape)).sum((1, 2)))
+            scaled = (gradient * window.tap(s)[:, None, None]).reshape(-1, c2)
+            image = window.read(images)
+            torch.mm(scaled.T, image.reshape(-1, c1), out=window.tap(dw))
+            window.read(dx).add_((scaled @ window.tap(kernel)).view(image.shape))
+        ds, dw = ds.permute(0, 3, 1, 2), dw.permute(0, 3, 1, 2)
+        return match_layout(dx.permute(0, 3, 1, 2), x), dw, match_layout(ds, scale), None, None, None
 
 
 def match_layout(gradient: Tensor, like: Tensor) -> Tensor:
@@ -187,26 +208,58 @@ def differentiable_gradients(ctx: Any, g: Tensor, *inputs: Tensor) -> list[Tenso
     return [next(gradients) if need else None for need in needed]
 
 
-def _pad_channels_last(x: Tensor, padding: list[int]) -> Tensor:
-    """(N, C, H, W) as (N, H + 2p, W + 2q, C)."""
-    return F.pad(x.permute(0, 2, 3, 1), (0, 0, padding[1], padding[1], padding[0], padding[0]))
+def _channels_last(x: Tensor) -> Tensor:
+    """(N, C, H, W) as contiguous (N, H, W, C)."""
+    return x.permute(0, 2, 3, 1).contiguous()
 
 
-def _by_position(values: Tensor) -> Tensor:
-    """(A, B, h, w) as contiguous (h·w, A, B)."""
-    return values.permute(2, 3, 0, 1).flatten(0, 1).contiguous()
+class _Window(NamedTuple):
+    """The part of a map that a kernel position covers.
+
+    Attributes:
+        position: row and column in the kernel.
+        outputs: rows and columns of the outputs for which it falls on the map.
+        inputs: rows and columns of the map on which it falls.
+        positions: number of them.
+    """
+
+    position: tuple[int, int]
+    outputs: tuple[slice, slice]
+    inputs: tuple[slice, slice]
+    positions: int
+
+    def tap(self, kernel: Tensor) -> Tensor:
+        """The matrix (A, B) at this position of a kernel (A, h, w, B)."""
+        return kernel[:, self.position[0], self.position[1]]
+
+    def read(self, images: Tensor) -> Tensor:
+        """What it covers of maps (N, H, W, C)."""
+        return images[:, self.inputs[0], self.inputs[1]]
+
+    def write(self, outputs: Tensor) -> Tensor:
+        """Where it contributes to outputs (N, H', W', C)."""
+        return outputs[:, self.outputs[0], self.outputs[1]]
 
 
 def _windows(
-    images: Tensor, kernel: tuple[int, int], stride: list[int], dilation: list[int]
-) -> list[tuple[slice, slice]]:
-    """For each kernel position, the rows and columns of padded ``images`` (N, H, W, C) that it covers."""
-
-    def along(axis: int, position: int) -> slice:
-        if images.shape[1 + axis] < dilation[axis] * (kernel[axis] - 1) + 1:
-            raise ValueError(f"the kernel is larger than the padded map, {tuple(images.shape[1:3])}")
-        last = (images.shape[1 + axis] - dilation[axis] * (kernel[axis] - 1) - 1) // stride[axis]
-        first = position * dilation[axis]
-        return slice(first, first + last * stride[axis] + 1, stride[axis])
-
-    return [(along(0, i), along(1, j)) for i in range(kernel[0]) for j in range(kernel[1])]
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int]
+) -> tuple[list[int], list[_Window]]:
+    """Size of the output, and a window for each kernel position that falls on the map anywhere."""
+    sizes, along = [], []
+    for side, kernel, step, pad, spread in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True):
+        if side + 2 * pad < spread * (kernel - 1) + 1:
+            raise ValueError(f"the kernel is larger than the padded map, {tuple(x.shape[2:])} padded by {padding}")
+        sizes.append((side + 2 * pad - spread * (kernel - 1) - 1) // step + 1)
+        spans = []
+        for i in range(kernel):
+            offset = i * spread - pad  # of the input from step times the output
+            low, high = max(0, -(offset // step)), min(sizes[-1], (side - 1 - offset) // step + 1)
+            inputs = slice(low * step + offset, (high - 1) * step + offset + 1, step)
+            if low < high:
+                spans.append((i, slice(low, high), inputs, high - low))
+        along.append(spans)
+    return sizes, [
+        _Window((i, j), (rows, columns), (from_rows, from_columns), height * width)
+        for i, rows, from_rows, height in along[0]
+        for j, columns, from_columns, width in along[1]
+    ]
