@@ -17,6 +17,7 @@ long list can be measured in several sittings. Something that fails is a row wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import os
@@ -30,6 +31,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 import torch.nn.functional as F
 import yaml
@@ -154,7 +156,8 @@ def measure(cases: Sequence[Case], part: str, caches: Path) -> list[dict[str, An
     runs: dict[str, Callable[[], object]] = {}
     figures: list[dict[str, Any]] = []
     for i, case in enumerate(cases):
-        torch.compiler.reset()
+        if MODES[case.mode] is not None:
+            torch.compiler.reset()
         for name in CACHES:  # nothing that an earlier case or the user compiled or tuned
             os.environ[name] = str(caches / part / str(i) / name)
         before = cleared()
@@ -280,9 +283,8 @@ def groups(options: argparse.Namespace) -> Iterator[list[Case]]:
     late = [[mode for mode in modes if (mode == "reduce-overhead") is late] for late in (False, True)]
     for chosen in late:
         for model, batch in preset:
-            network = any_model(model)
-            config = getattr(network, "pretrained_cfg", None) or {}
-            size = options.size or config.get("input_size", (3, 224, 224))[-1]
+            config = timm.get_pretrained_cfg(model) if timm.is_model(model) else None
+            size = options.size or (config.input_size[-1] if config else 224)
             mechanisms = options.mechanism or usual_mechanisms(model)
             for mode in chosen:
                 yield [
@@ -294,13 +296,11 @@ def groups(options: argparse.Namespace) -> Iterator[list[Case]]:
 def usual_mechanisms(model: str) -> list[str]:
     """Mechanisms that have usual places in a model and need no options; those of the tables first."""
     names = sorted(foveal.mechanisms(), key=lambda name: (*(name != known for known in ("aw", "se", "cbam")), name))
-    usual = []
+    network, usual = any_model(model), []
     for name in names:
-        try:
-            foveal.insert(any_model(model), name)
-        except UserError:
-            continue
-        usual.append(name)
+        with contextlib.suppress(UserError):
+            foveal.insert(network, name).eject()
+            usual.append(name)
     return usual
 
 
@@ -422,8 +422,9 @@ def main(arguments: list[str] | None = None) -> None:
             for case in attended:
                 profile(case, console)
         return
-    for mechanism in options.mechanism:
-        insert_all(any_model(options.model or "resnet50"), mechanism)  # a mistake in it is said at once
+    if options.model:
+        for mechanism in options.mechanism:
+            insert_all(any_model(options.model), mechanism)  # a mistake is said before anything is measured
     rows = run_all(options, console)
     if rows:
         show(rows, console)
