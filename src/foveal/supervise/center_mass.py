@@ -298,7 +298,7 @@ def _sizes(logits: Tensor | tuple[Tensor, Tensor], scale: float | None) -> tuple
         if not logits.is_floating_point():
             raise UserError(f"logits must be floating point, got {logits.dtype}")
         return logits.shape[:-2], logits.shape[-1], logits.device
-    if not (isinstance(logits, tuple | list) and len(logits) == 2 and all(isinstance(x, Tensor) for x in logits)):
+    if not (isinstance(logits, (tuple, list)) and len(logits) == 2 and all(isinstance(x, Tensor) for x in logits)):
         raise UserError("logits must be a tensor (..., N, N), a pair (q, k) of tensors (..., N, d) or a record")
     q, k = logits
     if q.ndim < 2 or q.shape != k.shape or 0 in q.shape[-2:] or not q.is_floating_point():

@@ -198,7 +198,7 @@ class Taps:
             raise UserError("the model did not run inside the taps, so there are no maps")
         if isinstance(out, dict) or hasattr(out, "logits"):
             out = out["logits"] if isinstance(out, dict) and "logits" in out else getattr(out, "logits", out)
-        if isinstance(out, tuple | list) and out:
+        if isinstance(out, (tuple, list)) and out:
             out = out[0]
         if not isinstance(out, Tensor) or out.ndim != 2:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__

@@ -19,7 +19,7 @@ class Attended:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The gates of the input; the layer's own forward, or that of a kernel mechanism; the gates of the output."""
-        # PyTorch 2.8 cannot compile next() with a default.
+        # PyTorch 2.8 compiles neither next() with a default nor isinstance() of a union.
         kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
         gates = [module for module in self.attached.values() if isinstance(module, Gate)]
         try:
