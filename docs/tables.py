@@ -6,6 +6,8 @@ A table stands between two marks, so that it can be read in the repository as we
     <!-- keys:foveal.recipe.Train -->                <!-- /keys -->       keys of a dataclass, from its docstring
     <!-- keys:optimisers -->                         <!-- /keys -->       further lists of docs/listings.py: schedules,
                                                                          averages, tasks, data
+    <!-- prices:train -->                            <!-- /prices -->     of results/bench-insert.csv; without a
+                                                                         part, training and inference
     <!-- datasets -->                                <!-- /datasets -->   what is registered
     <!-- models -->                                  <!-- /models -->
 """
@@ -16,10 +18,11 @@ import re
 from pathlib import Path
 
 import listings
+from prices import prices
 from result_tables import MISSING, RESULTS, ROOT, Table, block, read
 
 PAGES = [ROOT / page for page in ("README.md", "docs/recipes.md", "docs/insert.md", "docs/data.md")]
-MARKED = re.compile(r"<!-- (table|keys|datasets|models)(?::([^>]+))? -->\n.*?<!-- /\1 -->", re.DOTALL)
+MARKED = re.compile(r"<!-- (table|keys|prices|datasets|models)(?::([^>]+))? -->\n.*?<!-- /\1 -->", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
@@ -39,6 +42,8 @@ def generated(kind: str, what: str) -> str:
         return _results(*what.split())
     if kind == "keys":
         return listings.keys_of(what)
+    if kind == "prices":
+        return prices(what)
     return listings.datasets() if kind == "datasets" else listings.models()
 
 

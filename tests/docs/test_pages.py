@@ -79,6 +79,8 @@ def test_commands_exist(page: Path) -> None:
         assert command in known, f"foveal {command}"
         options = {option for parameter in known[command].params for option in parameter.opts}
         options |= of_tasks if command == "predict" else set()
+        if command == "bench" and words:  # what follows are options of the benchmark
+            options |= set(re.findall(r'"(--[\w-]+)"', (ROOT / f"benchmarks/{words[0]}.py").read_text("utf-8")))
         for word in words:
             assert not word.startswith("--") or word in options, f"foveal {command} {word}"
         if command == "train" and re.match(r"(aw|demo|fan|hattnet|icasc)/", words[0]):

@@ -1,0 +1,58 @@
+"""``results/bench-insert.csv`` as tables: what attention costs in a model, as it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from result_tables import RESULTS, Row, read
+
+MODES = {"eager": "eager", "default": "compiled", "reduce-overhead": "compiled, CUDA graphs"}
+PARTS = {"train": "A training step", "infer": "Inference"}
+COMMAND = "    python benchmarks/insert.py --preset h200 --csv results/bench-insert.csv"
+
+
+def prices(part: str = "", folder: Path = RESULTS) -> str:
+    """Tables of ``train``, ``infer`` or both, one for each hardware: models and mechanisms down, modes across."""
+    rows = [row for row in read(folder / "bench-insert.csv") if part in ("", row["part"])]
+    if not rows:
+        return f"Not measured yet. This command makes the numbers:\n\n{COMMAND}"
+    kinds = dict.fromkeys((row["part"], row["hardware"], row["torch"], row["precision"]) for row in rows)
+    return "\n\n".join(_table(kind, [row for row in rows if _kind(row) == kind]) for kind in sorted(kinds, key=_order))
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    return row["part"], row["hardware"], row["torch"], row["precision"]
+
+
+def _order(kind: tuple[str, ...]) -> tuple[bool, list[str], int]:
+    """GPUs before CPUs, training before inference."""
+    return kind[1].startswith("CPU"), list(kind[1:]), list(PARTS).index(kind[0])
+
+
+def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
+    part, hardware, torch, precision = kind
+    modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
+    cells = {(_model(row), row["mechanism"], row["mode"]): _cell(row) for row in rows}
+    title = f"{PARTS[part]}, times the plain model's time (memory; seconds more at the first step). {hardware}"
+    lines = ["| | |" + "".join(f" {MODES[mode]} |" for mode in modes), "|---|---|" + "---|" * len(modes)]
+    for model, mechanism in dict.fromkeys((model, mechanism) for model, mechanism, _ in cells):
+        values = [cells.get((model, mechanism, mode), "") for mode in modes]
+        lines.append(f"| {' | '.join([model, mechanism, *values])} |")
+    return f"{title}, torch {torch}, {precision}.\n\n" + "\n".join(lines)
+
+
+def _model(row: Row) -> str:
+    size = "" if row["size"] == "224" else f", {row['size']}×{row['size']}"
+    return f"{row['model']}, batch {row['batch']}{size}"
+
+
+def _cell(row: Row) -> str:
+    """``1.42× (1.05×; +3 s)``.
+
+    >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "first s": "4.1", "plain first s": "1.0"})
+    '1.42× (1.05×; +3.1 s)'
+    """
+    if row["error"]:
+        return "does not run"
+    later = float(row["first s"]) - float(row["plain first s"])
+    return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×; {later:+.1f} s)"

@@ -1,0 +1,43 @@
+"""What attention costs, as the pages show it."""
+
+import prices
+
+HEADS = (
+    "model,batch,size,mechanism,mode,part,precision,hardware,torch,"
+    "time ratio,memory ratio,first s,plain first s,error\n"
+)
+ROWS = {
+    "eager": "resnet50,64,224,aw,eager,train,bf16,NVIDIA H200,2.11.0,1.316,1.02,3.1,1.0,\n",
+    "compiled": "resnet50,64,224,aw,default,train,bf16,NVIDIA H200,2.11.0,1.1,1.01,40,30,\n",
+    "failed": "resnet50,64,320,se,default,train,bf16,NVIDIA H200,2.11.0,,,,,RuntimeError: no\n",
+    "inference": "resnet50,64,224,aw,eager,infer,bf16,NVIDIA H200,2.11.0,1.2,1,0.5,0.6,\n",
+    "cpu": 'resnet18,16,224,aw,eager,train,fp32,"CPU, 2 threads",2.15.0,1.3,1.5,1,1,\n',
+}
+
+
+def write(folder, *names):
+    (folder / "bench-insert.csv").write_text(HEADS + "".join(ROWS[name] for name in names), encoding="utf-8")
+    return folder
+
+
+def test_nothing_measured(tmp_path):
+    assert "benchmarks/insert.py --preset h200" in prices.prices("", tmp_path)
+
+
+def test_modes_stand_side_by_side(tmp_path):
+    text = prices.prices("train", write(tmp_path, "eager", "compiled", "failed", "inference"))
+    assert text.splitlines()[2:] == [
+        "| | | eager | compiled |",
+        "|---|---|---|---|",
+        "| resnet50, batch 64 | aw | 1.32× (1.02×; +2.1 s) | 1.10× (1.01×; +10.0 s) |",
+        "| resnet50, batch 64, 320×320 | se |  | does not run |",
+    ]
+    assert text.startswith("A training step")
+    assert "NVIDIA H200, torch 2.11.0, bf16." in text
+
+
+def test_a_table_for_each_hardware_and_part(tmp_path):
+    text = prices.prices("", write(tmp_path, "cpu", "inference", "eager"))
+    titles = [line for line in text.splitlines() if line and not line.startswith("|")]
+    assert [title.split(",")[0] for title in titles] == ["A training step", "Inference", "A training step"]
+    assert ["CPU, 2 threads" in title for title in titles] == [False, False, True]
