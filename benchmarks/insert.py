@@ -50,7 +50,7 @@ H200 = (
     ("resnet50", 64), ("resnet34", 128), ("resnext50_32x4d", 64), ("mobilenetv2_100", 128), ("regnety_016", 128),
     ("efficientnet_b0", 64), ("convnext_tiny", 64), ("resnet50", 256),
 )  # fmt: skip
-PRESETS = {"h200": (H200, tuple(MODES)), "cpu": ((("resnet18", 16),), ("eager",))}  # models with batch; modes
+PRESETS = {"h200": (H200, tuple(MODES)), "cpu": ((("resnet18", 16),), ("eager", "default"))}  # models with batch; modes
 PLAIN = "plain"
 KEYS = ("model", "batch", "size", "mechanism", "mode", "part", "precision", "layout", "hardware", "torch")
 FIGURES = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from torch import nn
 
 import foveal
 from foveal.attention import Gate
@@ -136,7 +137,11 @@ def test_a_process_each(insert, tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled(insert, tmp_path):
+def test_compiled(insert, tmp_path, monkeypatch):
+    def any_model(name):
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    monkeypatch.setattr(insert, "any_model", any_model)
     words = ["--modes", "default", "--parts", "train", "--mechanism", "se"]
     insert.main([*SMALL, *words, "--csv", str(tmp_path / "rows.csv")])
     (row,) = read(tmp_path / "rows.csv")
