@@ -1,4 +1,6 @@
-"""Write generated tables into README.md and the pages: ``uv run python docs/tables.py``.
+"""Write generated tables into README.md and the pages, and the names that ``foveal list`` shows.
+
+Run ``uv run python docs/tables.py``.
 
 A table stands between two marks, so that it can be read in the repository as well::
 
@@ -64,4 +66,7 @@ def main(pages: list[Path] = PAGES) -> None:
 
 
 if __name__ == "__main__":
+    from foveal.cli import catalogue
+
     main()
+    catalogue.write()

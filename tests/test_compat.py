@@ -1,5 +1,7 @@
 """Private API of PyTorch works as expected, and what remains without it is correct."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -140,3 +142,9 @@ def test_norms_of_all_kinds():
     assert isinstance(nn.InstanceNorm2d(2), compat.INSTANCE_NORM)
     assert not isinstance(nn.GroupNorm(1, 2), (*compat.BATCH_NORM, *compat.INSTANCE_NORM))
     assert "forward" in compat.CONV_FORWARD
+
+
+def test_a_constant_result_is_marked_as_torch_marks_it(monkeypatch):
+    marked = torch.compiler.assume_constant_result(lambda: 1)
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    assert vars(compat.constant_result(lambda: 1)) == vars(marked) != {}

@@ -26,6 +26,10 @@ def test_names_of_recipes_are_cheap():
     assert run(code).stdout.strip() == "True False"
 
 
+def test_inserting_does_not_import_the_compiler():
+    assert run("import sys, foveal.attention; print('torch._dynamo' in sys.modules)").stdout.strip() == "False"
+
+
 @pytest.mark.slow
 def test_names_are_loaded_when_first_used():
     code = (

@@ -6,13 +6,16 @@ to the answer that is always correct and only slower.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _private(owner: Any, path: str) -> Any:
@@ -240,6 +243,14 @@ def batch_norm_backward(
             implementation, x, grad, weight, None, None, mean, inverse_std, True, eps, needed, workspace
         )
     return torch.ops.aten.native_batch_norm_backward(grad, x, weight, None, None, mean, inverse_std, True, eps, needed)
+
+
+def constant_result(function: F) -> F:
+    """``torch.compiler.assume_constant_result`` without importing ``torch._dynamo``, which takes seconds."""
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.assume_constant_result(function)
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what it does
+    return function
 
 
 def clear_cublas_workspaces() -> None:

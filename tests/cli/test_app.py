@@ -14,22 +14,37 @@ MODULE = sys.modules[cli.main.__module__]  # foveal.cli.app is the application i
 COMMANDS = ("demo", "list", "train", "test", "predict", "see", "reproduce", "compare", "sites", "data", "bench")
 
 
-def test_help_does_not_import_torch():
-    code = """if True:
+LIGHT = [
+    "--help",
+    "--version",
+    "list",
+    "list mechanisms",
+    "data",
+    "data voc2012",
+    "data nosuch",
+    "bench",
+    "train nosuch",
+]
+
+
+def test_commands_that_need_no_model_do_not_import_torch():
+    code = f"""if True:
         import sys
-        sys.argv = ["foveal", "--help"]
         from foveal.cli import main
-        try:
-            main()
-        except SystemExit:
-            pass
-        loaded = {"torch", "lightning", "torchvision", "matplotlib", "timm", "numpy"} & set(sys.modules)
-        assert not loaded, loaded
+        for command in {LIGHT}:
+            sys.argv = ["foveal", *command.split()]
+            try:
+                main()
+            except SystemExit:
+                pass
+            loaded = {{"torch", "lightning", "torchvision", "matplotlib", "timm", "numpy"}} & set(sys.modules)
+            assert not loaded, (command, loaded)
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
         assert f" {command} " in done.stdout
+    assert "unknown dataset 'nosuch'" in done.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -35,11 +35,12 @@ def show(
     root: Data = None,
 ) -> None:
     """Where each dataset is expected, whether it is there, and how to get it; "show" may be left out."""
-    from foveal.data import data_root, dataset, datasets
+    from foveal.cli.catalogue import listed_datasets
+    from foveal.data.place import data_root
 
     folder = data_root(root)
     say(f"Data folder: {folder}" if folder else "No data folder: set FOVEAL_DATA or --data to where your datasets are.")
-    for entry in [dataset(name)] if name else datasets().values():
+    for entry in listed_datasets(name):
         status = entry.status(folder)
         state = "[green]there[/green]" if status.there else "[yellow]missing[/yellow]"
         _print(f"[bold]{escape(entry.name)}[/bold] {state}  {escape(entry.summary)}")

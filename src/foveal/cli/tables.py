@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from foveal.cli.catalogue import LISTS, listed
 from foveal.cli.terminal import Data, Overrides, console, listing, say, say_written
 from foveal.errors import TrainingError, UserError, unknown
 
@@ -50,68 +51,6 @@ def _show_metrics(cells: Sequence[Cell]) -> None:
     console.print(table)
 
 
-def _list_recipes() -> dict[str, str]:
-    from foveal.recipe import available
-
-    return dict.fromkeys(available(), "")
-
-
-def _list_tables() -> dict[str, str]:
-    from foveal.recipe.grids import grids
-
-    return {name: f"{len(grid.cells()):3} cells  {grid.about}".rstrip() for name, grid in grids().items()}
-
-
-def _list_tasks() -> dict[str, str]:
-    from foveal import registry
-
-    return {name: task.summary for name, task in registry.tasks.items().items()}
-
-
-def _list_models() -> dict[str, str]:
-    from foveal.models import list_models
-    from foveal.models.registry import summary
-
-    return {name: summary(name) for name in list_models()}
-
-
-def _list_data() -> dict[str, str]:
-    from foveal.data import datasets
-
-    return {name: entry.summary for name, entry in datasets().items()}
-
-
-def _list_mechanisms() -> dict[str, str]:
-    from foveal.attention import mechanisms
-
-    return mechanisms()
-
-
-def _list_metrics() -> dict[str, str]:
-    from foveal import registry
-
-    return {key: info.heading for key, info in registry.metrics.items().items()}
-
-
-def _list_losses() -> dict[str, str]:
-    from foveal import registry
-
-    losses = registry.attention_losses.items().items()
-    return {name: (loss.__doc__ or "").strip().split("\n")[0] for name, loss in losses}
-
-
-LISTS = {
-    "recipes": _list_recipes,
-    "tables": _list_tables,
-    "tasks": _list_tasks,
-    "models": _list_models,
-    "data": _list_data,
-    "mechanisms": _list_mechanisms,
-    "losses": _list_losses,
-    "metrics": _list_metrics,
-}
-
-
 def list_(
     what: Annotated[str | None, typer.Argument(help=f"{', '.join(LISTS)}; all if left out.")] = None,
 ) -> None:
@@ -119,7 +58,7 @@ def list_(
     if what is not None and what not in LISTS:
         raise unknown("list", what, LISTS)
     for name in LISTS if what is None else [what]:
-        listing(name, LISTS[name]())
+        listing(name, listed(name))
 
 
 def reproduce(

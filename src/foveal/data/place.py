@@ -5,12 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from foveal.errors import DataError
-
-if TYPE_CHECKING:
-    from foveal.data.registry import Entry
 
 GZIPPED = "[.gz]"  # end of a needed file's name: it may be compressed
 
@@ -159,12 +155,10 @@ class Status:
         return [file for file, there in self.files.items() if not there]
 
 
-def status(entry: Entry, root: Path | None) -> Status:
-    """What training would find below ``root`` of the dataset ``entry``, if its recipe names no folder."""
-    return Status() if entry.place is None else _status(entry.place, root)
-
-
-def _status(place: Place, root: Path | None) -> Status:
+def status(place: Place | None, root: Path | None) -> Status:
+    """What training would find below ``root`` of a dataset in ``place``, if its recipe names no folder."""
+    if place is None:
+        return Status()
     choice = place.choose(place.candidates(root))
     if choice is None:
         folder, layout = (root or Path()) / place.folders[0], place.official
@@ -174,7 +168,7 @@ def _status(place: Place, root: Path | None) -> Status:
         missing = set(layout.missing(folder))
     files = {str(folder / need): need not in missing for need in layout.needs} or {str(folder): choice is not None}
     how = [place.how]
-    for other in (_status(place, root) for place in place.also):
+    for other in (status(place, root) for place in place.also):
         files |= other.files
         how.append(other.how)
     return Status(folder, choice is not None and all(files.values()), layout.name, files, "; ".join(filter(None, how)))

@@ -90,7 +90,7 @@ class Entry:
 
     def status(self, root: Path | None) -> Status:
         """What training would find below ``root``."""
-        return status(self, root)
+        return status(self.place, root)
 
 
 def register_data(entry: Entry) -> Entry:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from foveal.compat import dispatch_mode_active, gradient_will_run, has_storage, transforms_active
+from foveal.compat import constant_result, dispatch_mode_active, gradient_will_run, has_storage, transforms_active
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ def capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def fused_available(device: torch.device) -> bool:
     """Whether Triton kernels run on ``device``: NVIDIA GPUs from Ampere on. Warns once if only Triton is missing."""
     if device.type != "cuda" or torch.version.cuda is None:
