@@ -1,20 +1,24 @@
 """Commands on models: sites and bench."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 import foveal
 from foveal.attention import Gate
 from foveal.attention.insertion import registry
+from foveal.cli.terminal import console
 
 BENCHMARKS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py"))
 
 
 def cells(out: str, first: str) -> list[str]:
     """The row of the table that starts with ``first``."""
-    rows = [[cell.strip() for cell in line.strip("│┃ ").split("│")] for line in out.splitlines()]
+    rows = [re.split(r"  +", line) for line in out.splitlines()]
     (row,) = [row for row in rows if row[0] == first]
     return row
 
@@ -25,13 +29,13 @@ def test_a_timm_model(call):
     assert "se in resnet18" in out
     assert cells(out, "layer1.0.bn2") == ["layer1.0.bn2", "BatchNorm2d", "64×56×56", "580", "0.001"]
     assert cells(out, "layer4.1.bn2") == ["layer4.1.bn2", "BatchNorm2d", "512×7×7", "33,312", "0.066"]
-    assert cells(out, "8 sites") == ["8 sites", "", "", "89,080", "0.174"]
+    assert cells(out, "8 sites") == ["8 sites", "89,080", "0.174"]
 
 
 def test_aw_is_the_default(call):
     status, out, _ = call("sites", "resnet50")
     assert status == 0
-    assert cells(out, "16 sites")[3] == "165,208"
+    assert cells(out, "16 sites")[1] == "165,208"
     assert cells(out, "layer2.0.conv2")[1:3] == ["Conv2d", "128×28×28"]
 
 
@@ -42,6 +46,15 @@ def test_a_torchvision_model_and_a_glob(call):
     assert status == 0
     assert cells(out, "4 sites")[0] == "4 sites"
     assert cells(out, "stage2.3.branch2.0")[2] == "24×28×28"
+
+
+def test_names_are_never_cut(call, monkeypatch):
+    monkeypatch.setattr(console, "width", 40)
+    model, mechanism = "mobilenetv3_small_050", ("--mechanism", "cbam")
+    names = [site.name for site in foveal.sites(timm.create_model(model), "cbam")]
+    lines = call("sites", model, *mechanism).out.splitlines()
+    assert [line.split()[0] for line in lines[2:-1]] == names
+    assert [row["name"] for row in json.loads(call("sites", model, *mechanism, "--json").out)] == names
 
 
 def test_a_model_of_foveal_that_takes_more_than_an_image(call):
@@ -69,7 +82,7 @@ def test_a_mechanism_of_ones_own(call, monkeypatch):
 
     status, out, _ = call("sites", "resnet18", "--mechanism", "one")
     assert status == 0
-    assert cells(out, "8 sites")[3:] == ["8", "0.000"]
+    assert cells(out, "8 sites")[1:] == ["8", "0.000"]
 
 
 @pytest.mark.parametrize(

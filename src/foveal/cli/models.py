@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from foveal.cli.terminal import console, listing
+from foveal.cli.terminal import columns, listing, say
 from foveal.errors import unknown
 
 
@@ -18,21 +20,30 @@ def sites(
     model: Annotated[str, typer.Argument(help="A timm or torchvision model, or one of foveal's.")],
     mechanism: Annotated[str, typer.Option(help="What would be inserted; see foveal list mechanisms.")] = "aw",
     at: Annotated[str | None, typer.Option(help="A glob on layer names; the usual places if left out.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
     """Dry run: where attention would go in a model, and what it would cost."""
     from foveal.attention import sites as find_sites
     from foveal.models.registry import any_model
 
     rows = find_sites(any_model(model), mechanism, at)
-    table = Table("site", "layer", "shape", "extra parameters", "extra MFLOPs", title=f"{mechanism} in {model}")
-    for row in rows:
-        shape = "?" if row.shape is None else "×".join(map(str, row.shape))
-        flops = "?" if row.flops is None else f"{row.flops / 1e6:.3f}"
-        table.add_row(row.name, row.layer, shape, f"{row.parameters:,}", flops)
-    table.add_section()
-    total = "?" if any(r.flops is None for r in rows) else f"{sum(r.flops or 0 for r in rows) / 1e6:.3f}"
-    table.add_row(f"{len(rows)} sites", "", "", f"{sum(r.parameters for r in rows):,}", total)
-    console.print(table)
+    if as_json:
+        say(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    table = [("site", "layer", "shape", "extra parameters", "extra MFLOPs")]
+    table += [
+        (row.name, row.layer, "×".join(map(str, row.shape or "?")), f"{row.parameters:,}", _mflops([row.flops]))
+        for row in rows
+    ]
+    parameters = sum(row.parameters for row in rows)
+    table.append((f"{len(rows)} sites", "", "", f"{parameters:,}", _mflops([row.flops for row in rows])))
+    say(f"{mechanism} in {model}")
+    columns(table, numbers=2)
+
+
+def _mflops(flops: Sequence[int | None]) -> str:
+    known = [number for number in flops if number is not None]
+    return "?" if len(known) < len(flops) else f"{sum(known) / 1e6:.3f}"
 
 
 def bench(

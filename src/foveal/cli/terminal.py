@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -34,6 +35,17 @@ def listing(title: str, rows: dict[str, str]) -> None:
     width = max(map(len, rows), default=0)
     for name, summary in rows.items():
         say(f"  {name:{width}}  {summary}".rstrip())
+
+
+def columns(rows: Sequence[Sequence[str]], numbers: int = 0) -> None:
+    """Print rows in columns, the last ``numbers`` of them aligned right; nothing is cut in a narrow terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        last = len(row) - numbers
+        cells = [
+            f"{cell:>{w}}" if i >= last else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        say("  ".join(cells).rstrip())
 
 
 def stop(message: str, status: int) -> NoReturn:
