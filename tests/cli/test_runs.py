@@ -164,6 +164,14 @@ def test_predict(call, run, photo):
     assert Image.open("photo-7.png").width > 300
 
 
+def test_a_second_prediction_does_not_overwrite_the_first(call, run, photo):
+    call("predict", run, photo, "7")
+    first = Path("photo-7.png").stat()
+    out = call("predict", run, photo, "7").out
+    assert f"Where it looked: {photo.with_name('photo-7-2.png')}" in out
+    assert Path("photo-7.png").stat() == first
+
+
 def test_predict_beside_another_run_of_the_same_task(call, run, photo, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     words = ("predict", run, photo, "7", "--out", "one.png"), ("--beside", other, "--label", "red", "--out", "two.png")

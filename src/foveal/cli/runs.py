@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -71,7 +72,9 @@ def predict(
     beside: Annotated[
         Path | None, typer.Option(help="Another run of the same task, asked the same and drawn beside.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the picture goes; named after the input if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where the picture goes; a new file named after the input if left out.")
+    ] = None,
 ) -> None:
     """Ask a model about a file or a text of your own; prints the answer and draws where it looked."""
     from foveal.tasks import predict as ask
@@ -85,7 +88,7 @@ def predict(
             say(line)
     if prediction.remark:
         say(prediction.remark)
-    path = out or Path(f"{prediction.stem}.png")
+    path = out or _free(prediction.stem)
     if prediction.picture is not None:
         try:
             prediction.picture.save(path)
@@ -105,6 +108,13 @@ def see(
     from foveal.see import report
 
     say_written("Open it in a browser", report(runs[0] if len(runs) == 1 else runs, out))
+
+
+def _free(stem: str) -> Path:
+    """A picture's name beside which nothing of an earlier prediction is overwritten."""
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    taken = (".png", ".json")
+    return Path(next(name for name in names if not any(Path(name + ending).exists() for ending in taken)) + ".png")
 
 
 def _task_options(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:

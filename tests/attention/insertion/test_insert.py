@@ -488,7 +488,9 @@ def test_at_a_list_of_globs_takes_every_layer_once():
     [
         ("layer2.0.convv1", "unknown layer 'layer2.0.convv1'; did you mean .*'layer2.0.conv1'"),
         (["layer1.0.conv1", "layer9.0.conv1"], "unknown layer 'layer9.0.conv1'; did you mean 'layer4.0.conv1'"),
-        ("features.*", r"unknown layer 'features.\*'"),
+        ("features.*", r"unknown layer 'features.\*'; did you mean '[^,]+' or '[^,]+' or '[^,]+'\?$"),
+        ("layer*.*.cnv2", r"unknown layer 'layer\*.\*.cnv2'; did you mean 'layer\*.\*.conv2' or"),
+        ("zzz", r"unknown layer 'zzz'; did you mean '[^,]+' or '[^,]+' or '[^,]+'\?$"),
         (lambda name, module: False, "the predicate chose none of the .* layers of ResNet"),
         ([], "the list is empty"),
     ],

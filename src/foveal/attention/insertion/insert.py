@@ -9,11 +9,12 @@ inserted before ``torch.compile`` or ``torch.export`` is compiled and exported l
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_type_hints
 
 from torch import nn
@@ -22,7 +23,7 @@ from foveal.attention.insertion.attached import Attended, attach, attached_modul
 from foveal.attention.insertion.layers import own_modules
 from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.insertion.registry import mechanism as look_up
-from foveal.errors import UserError, unknown
+from foveal.errors import UnknownNameError, UserError
 from foveal.typed import check_names, convert
 
 At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
@@ -88,9 +89,16 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
     for pattern in patterns:
         matches = [pattern] if pattern in layers else [site for site in layers if fnmatch.fnmatchcase(site, pattern)]
         if not matches:
-            raise unknown("layer", pattern, layers)
+            raise _no_layer(pattern, layers)
         selected += [site for site in matches if site not in selected]
     return selected
+
+
+def _no_layer(pattern: str, layers: Iterable[str]) -> UnknownNameError:
+    """The error for a name or glob that matches no layer, with the three nearest names, or globs of them."""
+    names = layers if not set("*?[") & set(pattern) else [re.sub(r"\b\d+\b", "*", name) for name in layers]
+    near = difflib.get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.0)
+    return UnknownNameError(f"unknown layer {pattern!r}; did you mean {' or '.join(map(repr, near))}?")
 
 
 class Insertion:
