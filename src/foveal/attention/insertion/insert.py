@@ -96,7 +96,7 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
 
 def _no_layer(pattern: str, layers: Iterable[str]) -> UnknownNameError:
     """The error for a name or glob that matches no layer, with the three nearest names, or globs of them."""
-    names = layers if not set("*?[") & set(pattern) else [re.sub(r"\b\d+\b", "*", name) for name in layers]
+    names = [re.sub(r"\d+(?=.*\.)", "*", name) if set("*?[") & set(pattern) else name for name in layers]
     near = difflib.get_close_matches(pattern, dict.fromkeys(names), n=3, cutoff=0.0)
     return UnknownNameError(f"unknown layer {pattern!r}; did you mean {' or '.join(map(repr, near))}?")
 
