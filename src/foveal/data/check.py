@@ -76,7 +76,10 @@ def check_batches(source: Source, progress: Progress) -> Iterator[Problem]:
 
 
 def check_files(
-    files: Iterable[Path], progress: Progress, description: str, read: Callable[[Path], Any] = read_image
+    files: Iterable[Path],
+    progress: Progress | None = None,
+    description: str = "",
+    read: Callable[[Path], Any] = read_image,
 ) -> Iterator[Problem]:
     """Read files side by side and yield the problems of those that cannot be read, in order."""
     files = list(files)
@@ -91,7 +94,7 @@ def check_files(
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         results = itertools.chain.from_iterable(pool.map(problem, block) for block in blocks)
-        for result in progress(results, description=description, total=len(files)):
+        for result in (progress or _silent)(results, description=description, total=len(files)):
             if result is not None:
                 yield result
 

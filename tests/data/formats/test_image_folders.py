@@ -58,3 +58,15 @@ def test_folders_that_cannot_be_used(tmp_path):
         DataError, match=r"val: unknown class 'birb'; did you mean 'bird'\?; training has no such folder"
     ):
         read_folder(tmp_path)
+
+
+def test_a_file_that_is_no_image_stops_before_training(tmp_path):
+    for name in ("dog", "cat"):
+        for n in range(10):
+            save(tmp_path / "imagefolder" / name / f"{n}.jpg")
+    write(tmp_path / "imagefolder" / "cat" / "page.jpg", "<html>")
+    with pytest.raises(DataError, match=r"cat/page\.jpg cannot be read as an image .*remove or replace it$"):
+        build("imagefolder", tmp_path, size=8)
+    write(tmp_path / "imagefolder" / "dog" / "empty.jpg", "")
+    with pytest.raises(DataError, match="2 files cannot be read, `foveal data check imagefolder` names all"):
+        build("imagefolder", tmp_path, size=8)

@@ -25,7 +25,7 @@ from foveal.data.images.augment import resized, resized_masks, seeded, short_sid
 from foveal.data.images.format import Format, ImageOptions
 from foveal.data.images.held import HeldImages, decode
 from foveal.data.images.labelled import ImageSet, LabelledImages, WholeImages
-from foveal.data.images.reading import read_image
+from foveal.data.images.reading import read_header, read_image
 from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import complete, some_of_each
@@ -111,6 +111,8 @@ class ImageData:
         self.answers, self.official, self._boxes = images.answers, tuple(images.splits), images.boxes
         files = sum(len(samples) for samples in images.splits.values() if samples.are_files)
         self.held = not files or self._holds(files)
+        if files and form.own_files and not self.held:  # those that are held are decoded now
+            self._check_headers(images)
         if not files and self.augment in CROPPED:
             raise UserError(
                 f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
@@ -121,6 +123,14 @@ class ImageData:
             self.splits = self._decode_all(self.splits)
         self.multilabel = self.splits["train"].labels.ndim == 2
         self._on_device: dict[tuple[str, str], LabelledImages] = {}
+
+    def _check_headers(self, images: ImageSet) -> None:
+        """Find a file that is no image now, and not in the test after training."""
+        files = [s.file(n) for s in images.splits.values() if s.are_files for n in range(len(s))]
+        problems = list(check_files(files, read=read_header))
+        if problems:
+            more = f"; {len(problems)} files cannot be read, `foveal data check {self.name}` names all"
+            raise DataError(f"{problems[0]}{more if len(problems) > 1 else ''}")
 
     def _divide(self, splits: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
         o = self.options

@@ -24,6 +24,19 @@ def image_files(folder: Path, deep: bool = True) -> list[Path]:
     return sorted(files)
 
 
+READ_ERRORS = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
+
+
+def read_header(path: Path) -> None:
+    """Raise a ``DataError`` if the file is missing, or if its first bytes are not those of an image."""
+    try:
+        Image.open(path).close()
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: no such image file") from error
+    except READ_ERRORS as error:
+        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
+
+
 def read_image(path: Path) -> Image.Image:
     """Open an image file as RGB; 16-bit grey values and floats from 0 to 1 are scaled to 8 bits.
 
@@ -39,7 +52,7 @@ def read_image(path: Path) -> Image.Image:
             sixteen_bits = image.mode.startswith("I;16") or opened.format == "PNG"  # Pillow may load them as 32 bits
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError) as error:
+    except READ_ERRORS as error:
         raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
     return Image.fromarray(_to_bytes(path, pixels, image.mode, sixteen_bits)).convert("RGB")
 
