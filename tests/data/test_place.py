@@ -93,12 +93,12 @@ def test_layouts():
 
 def test_the_most_complete_layout_is_reported(tmp_path):
     place = Place(("a",), ("x", "y"), "ask someone", layouts=(Layout("other", ("z*/1", "z*/2")),))
-    assert status(an_entry(place), tmp_path).files == {str(tmp_path / "a" / n): False for n in ("x", "y")}
+    assert status(place, tmp_path).files == {str(tmp_path / "a" / n): False for n in ("x", "y")}
     write(tmp_path / "a" / "zz" / "2", "")
-    assert status(an_entry(place), tmp_path).layout == "other"
-    assert not status(an_entry(place), tmp_path).there
+    assert status(place, tmp_path).layout == "other"
+    assert not status(place, tmp_path).there
     write(tmp_path / "a" / "zz" / "1", "")
-    assert status(an_entry(place), tmp_path).there
+    assert status(place, tmp_path).there
 
 
 @pytest.mark.parametrize("given", ["mine", "absolute", "~"])

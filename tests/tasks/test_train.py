@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import RECIPE, command, hears_ctrl_c, tiny_recipe, wait_for_epochs, write_recipe
 from torch.nn.utils import get_total_norm
@@ -41,8 +43,6 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def copied(finished, tmp_path):
     """The same run, for a test that changes it."""
-    import shutil
-
     return finished[0], Path(shutil.copytree(finished[1], tmp_path / "a run"))
 
 
@@ -615,3 +615,24 @@ def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
     assert_same(weights(two), weights(one), rtol=1e-4, atol=1e-6)
     a, b = (json.loads((out / "result.json").read_text())["metrics"] for out in (one, two))
     assert a == pytest.approx(b, rel=1e-4)
+
+
+def test_a_class_that_is_added_or_removed_is_noticed(tmp_path):
+    def names():
+        recipe = load("demo/classify", [f"data={{name: imagefolder, folder: {tmp_path / 'own'}, size: 8}}"])
+        return build_source(recipe).answers
+
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "own" / "train" / name)
+    assert names() == ["cat", "dog"]
+    assert names() == ["cat", "dog"]
+    write_images(tmp_path / "own" / "train" / "emu")
+    assert names() == ["cat", "dog", "emu"]
+    shutil.rmtree(tmp_path / "own" / "train" / "dog")
+    assert names() == ["cat", "emu"]
+
+
+def write_images(folder):
+    folder.mkdir(parents=True)
+    for i in range(10):
+        Image.new("RGB", (9, 9), (20 * i, 0, 0)).save(folder / f"{i}.png")

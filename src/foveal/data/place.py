@@ -174,6 +174,16 @@ def status(place: Place | None, root: Path | None) -> Status:
     return Status(folder, choice is not None and all(files.values()), layout.name, files, "; ".join(filter(None, how)))
 
 
+def folder_state(path: Path, depth: int = 2) -> tuple[tuple[str, int], ...]:
+    """When ``path`` and the folders below it, down to ``depth``, last gained or lost a file."""
+    state = [(str(path), path.stat().st_mtime_ns)]
+    if depth and path.is_dir():
+        with os.scandir(path) as entries:
+            folders = sorted(entry.path for entry in entries if entry.is_dir() or (depth == 2 and entry.is_file()))
+        state += [pair for folder in folders for pair in folder_state(Path(folder), depth - 1)]
+    return tuple(state)
+
+
 def _matches(folder: Path, pattern: str) -> bool:
     """Whether anything in ``folder`` matches."""
     names = [pattern]

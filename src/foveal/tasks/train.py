@@ -19,7 +19,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from foveal.data import Source, data_root, dataset
+from foveal.data import Entry, Source, data_root, dataset
+from foveal.data.place import folder_state
 from foveal.errors import InterruptedRunError, RunError, UserError
 from foveal.plugins import plugin_names
 from foveal.recipe import Recipe, complete
@@ -84,12 +85,18 @@ def build_source(recipe: Recipe, data: str | Path | None = None) -> Source:
     """The recipe's dataset; raises now if its files are missing."""
     entry = dataset(recipe.data["name"])
     options = parse(entry.options, {k: v for k, v in recipe.data.items() if k != "name"}, "data")
-    return _build_source(entry.name, options, data_root(data))
+    root = data_root(data)
+    folder = None if entry.place is None else entry.place.choose(entry.place.candidates(root, _folder(entry, options)))
+    return _build_source(entry.name, options, root, () if folder is None else folder_state(folder[0]))
+
+
+def _folder(entry: Entry, options: Any) -> str | None:
+    return getattr(options, entry.place.option, None) if entry.place is not None and entry.place.option else None
 
 
 @lru_cache(maxsize=3)
-def _build_source(name: str, options: Any, root: Path | None) -> Source:
-    """Several runs in one process share a dataset and what it holds in memory."""
+def _build_source(name: str, options: Any, root: Path | None, state: tuple[Any, ...]) -> Source:
+    """Several runs in one process share a dataset and what it holds in memory, until its folder changes."""
     return dataset(name).build(options, root)
 
 
