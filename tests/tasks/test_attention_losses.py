@@ -49,6 +49,15 @@ def task_and_batch(folder, *changes, text=RECIPE, data=None):
     return task, next(iter(task.source.loader("train", 8, device=CPU, **masks)))
 
 
+def test_what_has_no_weight_is_not_computed(tmp_path, monkeypatch):
+    maps = attention(look="{loss: mask, on: class_maps, at: layer3}")
+    task, batch = task_and_batch(tmp_path, *maps, "loss.weights.look=0", text=CONFUSION)
+    monkeypatch.setattr(type(task), "class_maps", lambda *_: pytest.fail("maps were computed"))
+    assert list(task.weighed(batch)[1]) == ["classification"]
+    with pytest.raises(UserError, match="did you mean 'look'"):
+        task_and_batch(tmp_path, *maps, "loss.weights.lok=0", text=CONFUSION)
+
+
 # Records --------------------------------------------------------------------------------------------------------------
 
 

@@ -82,7 +82,8 @@ class LossOptions:
     """What is minimised: named losses, each times its weight.
 
     Attributes:
-        weights: of the losses by name; what is left out has the task's usual weight.
+        weights: of the losses by name; what is left out has the task's usual weight. Losses on attention of weight 0
+            are not computed.
         attention: further losses on attention, by a name of your choice.
     """
 

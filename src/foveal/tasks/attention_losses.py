@@ -21,15 +21,19 @@ ClassMaps = Callable[[Mapping[str, Tensor], str, Any], AttentionRecord]
 
 
 class AttentionLosses:
-    """The losses of ``loss.attention`` by name; false if there are none.
+    """The losses of ``loss.attention`` by name; false if there are none to compute.
 
     Args:
         options: of the recipe.
         model: whose attention is watched.
+        weight: of a loss by its name; those of weight 0 are checked and not computed.
     """
 
-    def __init__(self, options: Mapping[str, AttentionLoss], model: nn.Module) -> None:
+    def __init__(
+        self, options: Mapping[str, AttentionLoss], model: nn.Module, weight: Callable[[str], float] = lambda name: 1.0
+    ) -> None:
         self.options, self.model = dict(options), model
+        self.computed = [name for name in self.options if weight(name)]
         self.functions = {name: find_loss(option.loss, name) for name, option in self.options.items()}
         self.watches: dict[str, watch] = {}
         for name, option in self.options.items():
@@ -43,7 +47,7 @@ class AttentionLosses:
                 raise UserError(f"loss.attention.{name}.at: expected the name of the layer of the class maps")
 
     def __bool__(self) -> bool:
-        return bool(self.options)
+        return bool(self.computed)
 
     @property
     def names(self) -> list[str]:
@@ -53,14 +57,15 @@ class AttentionLosses:
     @property
     def need_masks(self) -> bool:
         """Whether some loss cannot do without masks."""
-        return any(getattr(function, "needs_mask", False) for function in self.functions.values())
+        return any(getattr(self.functions[name], "needs_mask", False) for name in self.computed)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Mapping[str, watch]]:
         """Watch the model while it runs."""
         with contextlib.ExitStack() as stack:
-            for seen in self.watches.values():
-                stack.enter_context(seen)
+            for name, seen in self.watches.items():
+                if name in self.computed:
+                    stack.enter_context(seen)
             yield self.watches
 
     def __call__(
@@ -68,7 +73,8 @@ class AttentionLosses:
     ) -> dict[str, Tensor]:
         """Each loss by name, its mean over the attention it looks at."""
         losses = {}
-        for name, option in self.options.items():
+        for name in self.computed:
+            option = self.options[name]
             if option.on == "records":
                 records = list(seen[name].values())
             else:

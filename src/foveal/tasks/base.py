@@ -78,7 +78,7 @@ class Task(L.LightningModule):
         self.val_loss, self.val_score, self.test_score = MeanMetric(), metric(), metric()
         self.samples: dict[str, Tensor] = {}
         self.sites: list[str] = []
-        self.attention_losses = AttentionLosses(recipe.loss.attention, self.model)
+        self.attention_losses = AttentionLosses(recipe.loss.attention, self.model, self.weight)
         self._check_losses()
         self._step: Callable[[Batch], tuple[Tensor, dict[str, Tensor]]] = self.weighed
 
