@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from PIL import Image
 from small_texts import recipe, write_texts
 from typer.testing import CliRunner
 
@@ -39,6 +40,12 @@ def test_asking_about_strange_texts(run, text):
     assert all(math.isfinite(p) for _, p in prediction.answers)
     assert prediction.picture is not None
     assert (prediction.remark == "There is no word in this text.") == (not any(c.isalnum() for c in text))
+
+
+def test_a_binary_file_is_refused(run, tmp_path):
+    Image.new("RGB", (9, 9)).save(tmp_path / "photo.png")
+    with pytest.raises(UserError, match=r"photo\.png is no text.*this model reads texts and text files"):
+        predict(run, tmp_path / "photo.png")
 
 
 def test_asking_about_a_file(run, tmp_path):

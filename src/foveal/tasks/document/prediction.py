@@ -65,9 +65,13 @@ def as_in_training(recipe: Recipe, text: str) -> str:
     known = {field.name for field in fields(TextOptions)}
     options = parse(TextOptions, {k: v for k, v in recipe.data.items() if k in known}, "data")
     try:
-        return text_format(recipe.data["name"]).text(text if file is None else file.read_bytes(), options)
+        content = text if file is None else file.read_bytes()
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    decoded = text_format(recipe.data["name"]).text(content, options)
+    if file is not None and "\0" in decoded:
+        raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
+    return decoded
 
 
 def text_file(text: str) -> Path | None:
