@@ -34,6 +34,10 @@ class RenamedWarning(UserWarning):
     """A former name was used; the message says the present one."""
 
 
+class DamagedRunWarning(UserWarning):
+    """Files of a run folder cannot be read and were left out; the message names them."""
+
+
 class TrainingError(RuntimeError):
     """Training itself went wrong; the message says how far it got and how to go on."""
 

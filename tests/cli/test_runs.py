@@ -153,6 +153,21 @@ def test_testing_a_run_that_cannot_be_written_shows_the_result(call, run, monkey
     assert err.endswith(f"make the folder writable, then test again with: foveal test {run}\n")
 
 
+def test_see_tells_what_it_left_out(call, run, tmp_path):
+    damaged = shutil.copytree(run, tmp_path / "run")
+    (damaged / "samples.safetensors").write_bytes(b"")
+    (damaged / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + (run / "metrics.jsonl").read_bytes())
+    status, _, err = call("see", damaged)
+    assert status == 0
+    lines = err.splitlines()
+    assert [line.split()[:2] for line in lines] == [["left", "out:"]] * 2
+    assert "metrics.jsonl: 1 line(s) cannot be read" in lines[0]
+    assert "samples.safetensors is damaged" in lines[1]
+    assert f"`foveal test {damaged}` writes it again" in lines[1]
+    page = (damaged / "report.html").read_text()
+    assert "metrics.jsonl: 1 line(s) cannot be read" in page
+
+
 # Predict ----------------------------------------------------------------------------------------------------
 
 

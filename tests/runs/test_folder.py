@@ -41,6 +41,27 @@ def test_opening_writes_what_the_run_is(tmp_path):
     assert not list(folder.path.glob(".*"))
 
 
+def test_a_folder_without_a_whole_epoch_is_taken_over(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.opened(tiny_recipe(tmp_path), {"dataset": "MREF"}):
+        pass
+    mended = tiny_recipe(tmp_path, "train.batch=7")
+    with folder.opened(mended, {"dataset": "other"}):
+        assert folder.recipe() == mended
+        assert folder.header()["dataset"] == "other"
+    folder.write_epochs([{"epoch": 0}])
+    with pytest.raises(RunError, match="another recipe; choose another --out"):
+        folder.check(tiny_recipe(tmp_path))
+
+
+def test_a_recipe_that_the_user_put_there_is_not_replaced(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.file("recipe.yaml").write_text(tiny_recipe(tmp_path).dump())
+    with pytest.raises(RunError, match="another recipe"):
+        folder.check(tiny_recipe(tmp_path, "train.batch=7"))
+
+
 def test_two_in_one_folder(tmp_path):
     recipe, folder = tiny_recipe(tmp_path), RunFolder(tmp_path / "run")
     with (
@@ -79,6 +100,7 @@ def test_the_name_and_the_place_in_a_table_do_not_matter(tmp_path):
     folder = RunFolder(tmp_path / "run")
     with folder.opened(tiny_recipe(tmp_path), {}):
         pass
+    folder.write_epochs([{"epoch": 0}])
     same = tiny_recipe(tmp_path, "loss.weights.answer=1")
     same.name, same.cell = "other", Cell("t", "R", "C", (1, 2))
     folder.check(same)
@@ -95,6 +117,16 @@ def test_a_folder_that_may_not_be_written(tmp_path):
     folder.path.chmod(0o500)
     with pytest.raises(RunError, match="make it writable"), folder.opened(recipe, {}):
         pass
+
+
+def test_a_run_of_a_plugin_says_which_one_it_needs(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with folder.opened(tiny_recipe(tmp_path), {"plugins": ["mine", "other"]}):
+        pass
+    text = folder.file("recipe.yaml").read_text()
+    folder.file("recipe.yaml").write_text(text.replace("task: refer", "task: mine"))
+    with pytest.raises(RunError, match="was made with FOVEAL_PLUGINS=mine,other"):
+        folder.recipe()
 
 
 # The header -----------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_only_numbers_of_the_journal_are_read(tmp_path):
     (folder / "metrics.jsonl").write_bytes(b"\xff\xfe\n" + "\n".join(lines).encode())
     run = read_run(folder)
     assert run.epochs == [{"epoch": 0, "val/accuracy": 0.5}]
-    assert run.problems == ()
+    assert run.problems == ("metrics.jsonl: 2 line(s) cannot be read",)
 
 
 def test_damaged_files_are_named(tmp_path):

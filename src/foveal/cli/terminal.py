@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from foveal.errors import RenamedWarning
+from foveal.errors import DamagedRunWarning, RenamedWarning
 
 console = Console()
 
@@ -55,12 +55,13 @@ def stop(message: str, status: int) -> NoReturn:
 
 
 def show_hints() -> None:
-    """Print a hint on a former name as one line; other warnings as Python does."""
+    """Print a hint on a former name or a damaged file as one line; other warnings as Python does."""
     usual = warnings.showwarning
+    heads = {RenamedWarning: "hint:", DamagedRunWarning: "left out:"}
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
-        if issubclass(category, RenamedWarning):
-            _errors("hint:", "yellow", str(message))
+        if category in heads:
+            _errors(heads[category], "yellow", str(message))
         else:
             usual(message, category, *place, **options)
 

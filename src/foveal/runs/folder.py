@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -64,6 +64,12 @@ class RunFolder:
         """Whether the run has a result."""
         return self.file("result.json").exists()
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether foveal started a run here that ended before its first epoch did."""
+        kept = ("last.ckpt", "best.ckpt", "weights.safetensors", "result.json", "metrics.jsonl")
+        return self.file("environment.json").is_file() and not any(self.file(name).exists() for name in kept)
+
     # Opening ---------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -91,16 +97,22 @@ class RunFolder:
             stack.callback(lock.release)
             for partial in self.path.glob(".*.partial"):
                 partial.unlink(missing_ok=True)
-            if not self.exists:
+            if not self._holds(recipe):
                 self.write_json("environment.json", environment())
                 self.write_json("run.json", {"format": FORMAT, "task": recipe.task, **header})
                 write_text(self.file("recipe.yaml"), recipe.dump())
             yield
 
     def check(self, recipe: Recipe) -> None:
-        """Raise if the folder holds a run of another recipe; how the recipe was named does not matter."""
-        if self.exists and comparable(self.recipe()) != comparable(recipe):
+        """Raise if the folder holds a run of another recipe; how the recipe was named does not matter.
+
+        A run that ended before its first epoch did is no reason: its folder is taken over.
+        """
+        if self.exists and not self.abandoned and not self._holds(recipe):
             raise RunError(f"{self} holds a run of another recipe; choose another --out or remove that folder")
+
+    def _holds(self, recipe: Recipe) -> bool:
+        return self.exists and comparable(self.recipe()) == comparable(recipe)
 
     def header(self) -> dict[str, Any]:
         """``run.json``; of a run of before it existed, what the recipe says."""
@@ -158,7 +170,8 @@ class RunFolder:
                 f"{path} is missing; is the run finished? `foveal train {quoted(self.path)}` goes on with it"
             ) from error
         except (OSError, SafetensorError, ValueError) as error:
-            advice = f"`foveal train {quoted(self.path)}` writes it again"
+            command = "train" if name == "weights.safetensors" else "test"
+            advice = f"`foveal {command} {quoted(self.path)}` writes it again"
             raise RunError(f"{path} is damaged ({error}); {advice}") from error
         about.pop("format", None)
         return Stored(tensors, upgraded_about(about, self.file("recipe.yaml")))
@@ -183,13 +196,16 @@ class RunFolder:
 
     def epochs(self) -> list[dict[str, Any]]:
         """Rows of ``metrics.jsonl``, one an epoch; a line that a crash cut off and what is no number are skipped."""
+        return rows(self.journal())
+
+    def journal(self) -> list[str]:
+        """Lines of ``metrics.jsonl``."""
         try:
-            lines = self.file("metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+            return self.file("metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:
             return []
         except OSError as error:
             raise RunError(f"{self.file('metrics.jsonl')} cannot be read: {error.strerror}") from error
-        return _rows(lines)
 
     def write_epochs(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write ``metrics.jsonl``."""
@@ -257,18 +273,28 @@ def _finite(value: Any) -> Any:
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _rows(lines: Iterable[str]) -> list[dict[str, Any]]:
+def unreadable_lines(lines: Sequence[str]) -> int:
+    """How many lines of a journal are no row of it; the last one may be cut off."""
+    return sum(not _row(line) for line in lines[:-1] if line.strip())
+
+
+def _row(line: str) -> dict[str, float]:
+    """The numbers of a line; empty if it is not a row of the journal."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return {}
+    numbers = {key: value for key, value in row.items() if finite(value)} if isinstance(row, dict) else {}
+    return numbers if "epoch" in numbers else {}
+
+
+def rows(lines: Iterable[str]) -> list[dict[str, Any]]:
     """One row an epoch, the later where a resumed run wrote it twice; values that are not finite are left out."""
-    rows: dict[float, dict[str, Any]] = {}
+    by_epoch: dict[float, dict[str, Any]] = {}
     for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        numbers = {key: value for key, value in row.items() if finite(value)} if isinstance(row, dict) else {}
-        if "epoch" in numbers:
-            rows[numbers["epoch"]] = upgraded_epoch(numbers)
-    return [rows[epoch] for epoch in sorted(rows)]
+        if numbers := _row(line):
+            by_epoch[numbers["epoch"]] = upgraded_epoch(numbers)
+    return [by_epoch[epoch] for epoch in sorted(by_epoch)]
 
 
 def finite(value: object) -> TypeGuard[float]:

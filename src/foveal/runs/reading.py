@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import yaml
 
 from foveal.errors import RunError
-from foveal.runs.folder import RunFolder, Stored, run_folders
+from foveal.runs.folder import RunFolder, Stored, rows, run_folders, unreadable_lines
 
 T = TypeVar("T")
 NO_NAME = "data without a name"
@@ -148,13 +148,16 @@ def read_run(folder: str | Path) -> Run:
             problems.append(f"environment.json is damaged: {error}")
         return otherwise
 
+    journal = attempt(place.journal, [])
+    if damaged := unreadable_lines(journal):
+        problems.append(f"metrics.jsonl: {damaged} line(s) cannot be read")
     has_samples = place.file("samples.safetensors").is_file()
     return Run(
         folder=place.path,
         recipe_text=attempt(lambda: place.file("recipe.yaml").read_text(encoding="utf-8", errors="replace"), ""),
         header=attempt(place.header, {}),
         environment=attempt(lambda: _json(place.file("environment.json")), None),
-        epochs=attempt(place.epochs, []),
+        epochs=rows(journal),
         result=attempt(place.result, {}) if place.finished else {},
         samples=attempt(lambda: place.tensors("samples.safetensors"), None) if has_samples else None,
         problems=tuple(problems),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from markupsafe import Markup, escape
 
 import foveal
 from foveal import registry
-from foveal.errors import RunError, UnknownNameError
+from foveal.errors import DamagedRunWarning, RunError, UnknownNameError
 from foveal.files import write_text
 from foveal.measure.info import MetricInfo
 from foveal.runs import Group, Run, grouped, read_runs
@@ -67,9 +68,10 @@ class ReportWords:
 
 def report(run_dir: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Write ``report.html``, see :func:`foveal.see.report`."""
-    runs = read_runs(run_dir)
-    path = _place(run_dir, out)
-    write_text(path, render(page(runs)), "Give another place with `out`")
+    path, content = _place(run_dir, out), page(read_runs(run_dir))
+    for problem in content.problems:
+        warnings.warn(problem, DamagedRunWarning, stacklevel=2)
+    write_text(path, render(content), "Give another place with `out`")
     return path
 
 
