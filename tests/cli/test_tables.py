@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+from fake_runs import write_run
 
 from foveal.errors import UserError
 from foveal.reproduce import cells
@@ -159,3 +160,45 @@ def test_a_finished_run_of_other_settings_is_not_shown_as_one_of_these(call, tab
     status, _, err = call("reproduce", "widths.yaml", "optim.lr=0.5")
     assert status == 2
     assert "holds a run of another recipe; choose another --out" in err
+
+
+# Compare runs -----------------------------------------------------------------------------------------------
+
+
+def write_runs(folder, **accuracies):
+    for title, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            run = write_run(folder / title / f"seed{seed}", title, seed=seed, kept=False)
+            result = json.loads((run / "result.json").read_text())
+            result["metrics"]["accuracy"] = accuracy
+            (run / "result.json").write_text(json.dumps(result))
+
+
+def test_compare_runs(call, tmp_path):
+    write_runs(tmp_path, SOFT=[0.5, 0.6, 0.7], HARD=[0.6, 0.65, 0.9])
+    for folders in ([tmp_path], [tmp_path / "SOFT", tmp_path / "HARD"]):
+        status, out, _ = call("compare", *folders)
+        assert status == 0
+        lines = out.splitlines()
+        rows = {line.split()[0]: line for line in lines[:-1]}
+        assert lines[0] == "MREF"
+        assert "60.00 ± 10.00" in rows["SOFT"]
+        assert "71.67 ± 16.07" in rows["HARD"]
+        assert "(paired t-test, 3 seeds)" in lines[-1]
+    assert lines[-1].startswith("HARD − SOFT: accuracy +11.67 points")
+
+
+def test_compare_single_runs_and_what_cannot_be_compared(call, tmp_path):
+    write_runs(tmp_path, SOFT=[0.5], HARD=[0.6])
+    status, out, _ = call("compare", tmp_path / "SOFT/seed0", tmp_path / "HARD/seed0")
+    assert status == 0
+    assert "60.00" in out
+    assert "t-test" not in out
+    status, _, err = call("compare", tmp_path / "SOFT")
+    assert status == 2
+    assert "give finished runs of two recipes on the same data, got SOFT on MREF" in err
+    status, _, err = call("compare", "results.csv", "soft")
+    assert status == 2
+    assert "foveal compare results.csv FIRST SECOND" in err
+    status, _, err = call("compare", tmp_path, "--metric", "acuracy")
+    assert "did you mean 'accuracy'" in err

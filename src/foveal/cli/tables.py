@@ -10,11 +10,12 @@ import typer
 from rich.table import Table
 
 from foveal.cli.catalogue import LISTS, listed
-from foveal.cli.terminal import Data, Overrides, console, listing, say, say_written
+from foveal.cli.terminal import Data, Overrides, columns, console, listing, say, say_written
 from foveal.errors import TrainingError, UserError, unknown
 
 if TYPE_CHECKING:
-    from foveal.reproduce import Cell, Failure
+    from foveal.reproduce import Cell, Comparison, Failure
+    from foveal.runs import Group
 
 
 def demo(
@@ -105,15 +106,47 @@ def reproduce(
 
 
 def compare(
-    csv: Annotated[Path, typer.Argument(help="A file that foveal reproduce --csv wrote.")],
-    first: Annotated[str, typer.Argument(help="A recipe in it.")],
-    second: Annotated[str, typer.Argument(help="Another one.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(help="Run folders or folders of runs; or a CSV of foveal reproduce and two recipes in it."),
+    ],
     metric: Annotated[str | None, typer.Option(help="What to compare; the first metric if left out.")] = None,
 ) -> None:
-    """Is the second recipe better than the first? Runs of the same seed in pairs."""
+    """Which recipe is better? Runs of the same seed in pairs."""
     from foveal.reproduce import compare as compared
+    from foveal.reproduce import compare_runs
 
-    comparison = compared(csv, first, second, metric)
+    if not Path(what[0]).is_dir() and (Path(what[0]).is_file() or what[0].endswith(".csv")):
+        if len(what) != 3:
+            raise UserError(f"after {what[0]} give two recipes in it: foveal compare {what[0]} FIRST SECOND")
+        first, second = what[1:]
+        _show_comparison(first, second, compared(Path(what[0]), first, second, metric))
+        return
+    for dataset, groups in compare_runs([Path(folder) for folder in what]).items():
+        _show_groups(dataset, groups, metric)
+
+
+def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> None:
+    """A row a recipe, and how each differs from the first."""
+    from foveal.reproduce import paired_groups
+    from foveal.runs.groups import spread_over_seeds
+
+    keys = list(dict.fromkeys(key for group in groups for key in group.metrics))
+    if metric is not None and metric not in keys:
+        raise unknown("metric", metric, keys)
+    infos = [next(group for group in groups if key in group.metrics).info(key) for key in keys]
+    shown = [info for info in infos if info.better and metric in (None, info.key)]
+    rows = [("model", *(info.heading for info in shown), "runs")]
+    rows += [(group.name, *(spread_over_seeds(group, i) for i in shown), str(len(group.finished))) for group in groups]
+    say(dataset)
+    columns(rows, numbers=len(shown) + 1)
+    for other in groups[1:]:
+        comparison = paired_groups(groups[0], other, shown[0].key) if shown else None
+        if comparison is not None:
+            _show_comparison(groups[0].name, other.name, comparison)
+
+
+def _show_comparison(first: str, second: str, comparison: Comparison) -> None:
     info = comparison.info
     difference, low, high = (f"{info.scaled(x):+.2f}" for x in (comparison.difference, comparison.low, comparison.high))
     unit = "points" if info.unit == "%" else info.unit

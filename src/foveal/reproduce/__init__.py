@@ -1,7 +1,7 @@
 """Tables of papers: their cells, jobs that run them, and comparisons over seeds."""
 
 from foveal.reproduce.cells import Cell, cells, find_table, run_path
-from foveal.reproduce.comparing import Comparison, compare, paired
+from foveal.reproduce.comparing import Comparison, compare, compare_runs, paired, paired_groups
 from foveal.reproduce.jobs import Failure, run_all
 from foveal.reproduce.summary import spread, summarise, write_csv
 
@@ -11,8 +11,10 @@ __all__ = [
     "Failure",
     "cells",
     "compare",
+    "compare_runs",
     "find_table",
     "paired",
+    "paired_groups",
     "run_all",
     "run_path",
     "spread",

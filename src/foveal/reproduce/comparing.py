@@ -11,6 +11,8 @@ from pathlib import Path
 from foveal.errors import DataError, UserError, unknown
 from foveal.measure.info import MetricInfo, metric_info
 from foveal.recipe.grids import former_names
+from foveal.runs import Group, grouped, read_runs
+from foveal.runs.folder import finite
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,35 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
     known = {"unit": stored["unit"], "better": stored["better"] or None} if "unit" in stored else None
     info = metric_info(metric) if known is None else replace(metric_info(metric), **known)  # type: ignore[arg-type]
     return replace(paired([one[seed] for seed in one], [other[seed] for seed in one]), info=info)
+
+
+def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
+    """Finished runs of one or several folders, by dataset and then by recipe, those of an earlier folder first.
+
+    Raises:
+        UserError: there are no two recipes on the same dataset.
+    """
+    datasets: dict[str, list[Group]] = {}
+    for folder in folders:
+        for (_, _, dataset), groups in grouped(read_runs(folder)).items():
+            finished = [group for group in groups if group.finished]
+            names = {group.name for group in datasets.get(dataset, [])}
+            named = [replace(g, name=f"{g.name} in {folder}") if g.name in names else g for g in finished]
+            datasets.setdefault(dataset, []).extend(named)
+    comparable = {dataset: groups for dataset, groups in datasets.items() if len(groups) > 1}
+    if not comparable:
+        seen = "; ".join(f"{g.name} on {dataset}" for dataset, groups in datasets.items() for g in groups)
+        raise UserError(f"nothing to compare: give finished runs of two recipes on the same data, got {seen or 'none'}")
+    return comparable
+
+
+def paired_groups(first: Group, second: Group, metric: str) -> Comparison | None:
+    """Compare runs of the same seed; None if fewer than two pairs have the metric."""
+    one, other = ({run.seed: run.part("metrics").get(metric) for run in group.finished} for group in (first, second))
+    seeds = [seed for seed in one if finite(one[seed]) and finite(other.get(seed))]
+    if len(seeds) < 2:
+        return None
+    return replace(paired([one[seed] for seed in seeds], [other[seed] for seed in seeds]), info=first.info(metric))
 
 
 Row = dict[str, str]

@@ -88,6 +88,14 @@ class Group:
         return next((run.samples for run in self.runs if run.samples is not None), None)
 
 
+def spread_over_seeds(group: Group, info: MetricInfo) -> str:
+    """The mean of a metric over the runs of ``group``, with its standard deviation if there are several."""
+    numbers = group.numbers(info.key)
+    if not numbers:
+        return "–"
+    return info.show(statistics.fmean(numbers), statistics.stdev(numbers) if len(numbers) > 1 else None, digits=2)
+
+
 def grouped(runs: Iterable[Run]) -> dict[Key, list[Group]]:
     """Sort runs by task and dataset, and put together those that differ only by seed and hardware.
 
