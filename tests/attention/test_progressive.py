@@ -249,3 +249,11 @@ def test_context_must_be_odd(context):
 
 def test_repr_tells_the_last_gate():
     assert "last=True" in repr(make(last=True))
+
+
+@pytest.mark.parametrize(
+    ("query", "advice"), [([0, 10], "between 0 and 9"), ([-1, 0], "between 0 and 9"), ([0.5, 1.0], "class numbers")]
+)
+def test_a_query_that_does_not_exist(query, advice):
+    with pytest.raises(UserError, match=advice):
+        ProgressiveGate(4, queries=10)(torch.rand(2, 4, 5, 5), torch.tensor(query))

@@ -554,3 +554,9 @@ def test_another_optimiser_inherits_only_the_keys_that_it_has():
     assert (recipe.optim.name, recipe.optim.momentum, recipe.optim.clip) == ("sgd", 0.5, 5.0)
     with pytest.raises(UserError, match=r"optim\.alpha"):
         load("hattnet/table1/mref-soft", ["optim.alpha=0.5", "optim.name=sgd"])
+
+
+@pytest.mark.parametrize("name", [None, {}, 3])
+def test_what_names_no_recipe(name):
+    with pytest.raises(UserError, match="name of a recipe or the path of a YAML file"):
+        load(name)

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -192,3 +193,15 @@ def test_a_loss_of_ones_own(monkeypatch):
             register_attention_loss(name)
     with pytest.raises(UserError, match="expected a function of a record and a batch"):
         register_attention_loss("three")(3)
+
+
+def test_attention_that_is_not_finite_is_told():
+    attention, mask = torch.rand(2, 4, 4), torch.ones(2, 4, 4, dtype=torch.bool)
+    attention[0] = float("nan")
+    with pytest.warns(UserWarning, match="not finite for some samples, which are skipped"):
+        assert mask_loss(attention, mask) == 0
+
+
+def test_a_mask_of_numpy():
+    with pytest.raises(UserError, match=r"torch\.as_tensor\(mask\)"):
+        mask_loss(torch.rand(1, 4, 4), np.ones((1, 4, 4), dtype=bool))

@@ -60,7 +60,7 @@ def test_word_pairs_of_nothing():
     assert word_pairs(torch.zeros(3, 4, dtype=torch.int64)).sum() == 0
     assert word_pairs(torch.tensor([1])).tolist() == [[False]]
     assert word_pairs(torch.zeros(2, 0, dtype=torch.int64)).shape == (2, 0, 0)
-    assert word_pairs(torch.tensor([1, 1, 99, -3])).sum() == 2  # tags that do not exist are in no pair
+    assert word_pairs(torch.tensor([1, 1, -3])).sum() == 2  # less than 0 is padding
 
 
 @pytest.mark.parametrize(
@@ -187,3 +187,9 @@ def test_targets_have_no_gradient():
 def test_boxes_that_cannot_be_used(call, message):
     with pytest.raises(UserError, match=message):
         call(boxes_like((4,), 0), boxes_like((3,), 1))
+
+
+@pytest.mark.parametrize("kind", ["semantic", "same_category"])
+def test_a_tag_that_does_not_exist(kind):
+    with pytest.raises(UserError, match=r"foveal\.supervise\.Tag, 0 to 12, got 13"):
+        word_pairs(torch.tensor([1, 13]), kind=kind)

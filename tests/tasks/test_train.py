@@ -636,3 +636,8 @@ def write_images(folder):
     folder.mkdir(parents=True)
     for i in range(10):
         Image.new("RGB", (9, 9), (20 * i, 0, 0)).save(folder / f"{i}.png")
+
+
+def test_fit_needs_a_recipe(tmp_path):
+    with pytest.raises(UserError, match=r"foveal\.recipe\.load\('demo/classify'\), got dict"):
+        fit({}, tmp_path / "run")

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
+from foveal.kernels.support import observed
 
 
 def spatial_softmax(scores: Tensor) -> Tensor:
@@ -85,8 +86,22 @@ class ProgressiveGate(Attends):
         for conv in (self.features, self.score):
             nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
 
+    def _check_query(self, query: Tensor) -> None:
+        if self.queries is None or observed(query):
+            return
+        if query.dtype.is_floating_point or query.ndim != 1:
+            raise UserError(f"query must be class numbers (N,), integers, got {query.dtype} {tuple(query.shape)}")
+        if (
+            query.device.type == "cpu"
+            and query.numel()
+            and not 0 <= int(query.min()) <= int(query.max()) < self.queries
+        ):
+            got = f"{int(query.min())} to {int(query.max())}"
+            raise UserError(f"query must be between 0 and {self.queries - 1}, this gate's queries, got {got}")
+
     def scores(self, features: Tensor, query: Tensor) -> Tensor:
         """Attention scores s, (N, 1, H, W)."""
+        self._check_query(query)
         fused = torch.relu(self.norm(self.features(features) + self.query(query)[:, :, None, None]))
         if type(self.score) is not nn.Conv2d:  # attention was inserted
             return self.score(fused)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,34 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
+def check_tensors(**values: object) -> None:
+    """Raise for an argument that is no tensor, such as an array of NumPy.
+
+    >>> check_tensors(mask=[True])
+    Traceback (most recent call last):
+    ...
+    foveal.errors.UserError: mask must be a torch.Tensor, got list; convert it with torch.as_tensor(mask)
+    """
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise UserError(f"{name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name})")
+
+
+def warn_without_target(counted: Tensor) -> None:
+    """Warn if none of the samples has a target, so that there is nothing to measure.
+
+    Args:
+        counted: bool (N,), which samples have one.
+    """
+    if not bool(counted.any()):
+        reason = "its mask is false everywhere" if len(counted) else "the batch is empty"
+        warnings.warn(f"no sample has a target ({reason}): the result is nan", stacklevel=3)
+
+
 def check_maps(attention: Tensor, mask: Tensor) -> None:
     """Raise unless ``attention`` (N, H, W) is finite and not negative and ``mask`` (N, H, W) is bool."""
+    check_tensors(attention=attention, mask=mask)
     if attention.ndim != 3 or 0 in attention.shape[1:]:
         raise UserError(f"attention must be (N, H, W), one map per sample, got shape {tuple(attention.shape)}")
     if mask.dtype != torch.bool:

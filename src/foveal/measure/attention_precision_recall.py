@@ -13,7 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from foveal.errors import UserError
-from foveal.measure._inputs import at_least_float32, check_maps
+from foveal.measure._inputs import at_least_float32, check_maps, warn_without_target
 from foveal.measure.info import MetricInfo, register_metric
 
 
@@ -78,6 +78,7 @@ def attention_precision_recall(
     (tensor([0.5000, 0.5000, 1.0000]), tensor([1.0000, 0.5000, 0.5000]))
     """
     check_maps(attention, mask)
+    warn_without_target(mask.flatten(1).any(1))
     return _compute(_update(attention, mask, _levels(thresholds).to(attention.device), normalise))
 
 

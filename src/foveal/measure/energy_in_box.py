@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from foveal.measure._inputs import at_least_float32
+from foveal.measure._inputs import at_least_float32, warn_without_target
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
 from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.regions import region_mask
@@ -47,7 +47,9 @@ def energy_in_box(attention: Tensor, region: Tensor | Sequence[Tensor], correct:
     tensor(0.5000)
     """
     check_correct(correct, len(attention))
-    return split_means(*split_sums(*_shares(attention, region_mask(attention, region)), correct))
+    values, counted = _shares(attention, region_mask(attention, region))
+    warn_without_target(counted)
+    return split_means(*split_sums(values, counted, correct))
 
 
 class EnergyInBox(SplitMean):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foveal.errors import UserError
-from foveal.measure._inputs import at_least_float32
+from foveal.measure._inputs import at_least_float32, warn_without_target
 from foveal.measure._split import Split, SplitMean, check_correct, split_means, split_sums
 from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.regions import region_mask
@@ -66,7 +66,9 @@ def pointing_game(
     """
     _check_tolerance(tolerance)
     check_correct(correct, len(attention))
-    return split_means(*split_sums(*_hits(attention, region_mask(attention, region), tolerance), correct))
+    values, counted = _hits(attention, region_mask(attention, region), tolerance)
+    warn_without_target(counted)
+    return split_means(*split_sums(values, counted, correct))
 
 
 class PointingGame(SplitMean):

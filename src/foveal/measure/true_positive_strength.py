@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from foveal.measure._inputs import at_least_float32, check_maps
+from foveal.measure._inputs import at_least_float32, check_maps, warn_without_target
 from foveal.measure.info import MetricInfo, register_metric
 
 
-def _update(attention: Tensor, mask: Tensor) -> tuple[Tensor, int]:
-    """Sum of the strengths of the samples, and their number."""
+def _update(attention: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Strength of each sample (N,), 0 without a target, and which samples have one, bool (N,)."""
     attention = at_least_float32(attention)
     inside = attention.masked_fill(~mask, 0).sum((1, 2))
     everywhere = attention.sum((1, 2))
     # Without any attention the numerator is zero too, so dividing by one gives the documented strength of 0.
-    return (inside / everywhere.masked_fill(everywhere == 0, 1)).sum(), len(attention)
+    return inside / everywhere.masked_fill(everywhere == 0, 1), mask.flatten(1).any(1)
 
 
-def _compute(total: Tensor, count: Tensor | int) -> Tensor:
+def _compute(total: Tensor, count: Tensor) -> Tensor:
     return total / count
 
 
@@ -37,14 +37,15 @@ def true_positive_strength(attention: Tensor, mask: Tensor) -> Tensor:
         strength = 1/N Σ_n ( Σ_ij m_ij α_ij / Σ_ij α_ij )
 
     A map scaled by any positive factor has the same strength, and a uniform map has the area fraction of its mask. A
-    sample whose attention is zero everywhere counts as 0. Differentiable in ``attention``.
+    sample whose attention is zero everywhere counts as 0; one whose mask is empty has no target and is left out.
+    Differentiable in ``attention``.
 
     Args:
         attention: (N, H, W), finite and not negative; see :func:`foveal.measure.attention_map`.
         mask: bool (N, H, W), true on the target.
 
     Returns:
-        Scalar in [0, 1]; nan for an empty batch.
+        Scalar in [0, 1]; nan, with a warning, if no sample has a target.
 
     >>> attention = torch.tensor([[[3.0, 1.0], [0.0, 0.0]]])
     >>> mask = torch.tensor([[[True, False], [True, False]]])
@@ -54,7 +55,9 @@ def true_positive_strength(attention: Tensor, mask: Tensor) -> Tensor:
     tensor(0.5000)
     """
     check_maps(attention, mask)
-    return _compute(*_update(attention, mask))
+    strengths, counted = _update(attention, mask)
+    warn_without_target(counted)
+    return _compute(strengths.sum(), counted.sum())
 
 
 LAST = register_metric(MetricInfo("true_positive_strength_last", "True-positive strength, last gate"))
@@ -100,9 +103,9 @@ class TruePositiveStrength(Metric):
     def update(self, attention: Tensor, mask: Tensor) -> None:
         """Add samples: ``attention`` (N, H, W) and bool ``mask`` (N, H, W)."""
         check_maps(attention, mask)
-        total, count = _update(attention, mask)
-        self.total = self.total + total.to(self.total.dtype)
-        self.count = self.count + count
+        strengths, counted = _update(attention, mask)
+        self.total = self.total + strengths.sum().to(self.total.dtype)
+        self.count = self.count + counted.sum()
 
     def compute(self) -> Tensor:
         """Mean strength of all samples so far, a scalar."""

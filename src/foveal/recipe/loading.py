@@ -37,6 +37,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     >>> load("hattnet/table1/mref-soft", ["train.epochs=3", "data.digits=embedded"]).train.epochs
     3
     """
+    if not isinstance(name, str | Path):
+        raise UserError(f"load needs the name of a recipe or the path of a YAML file, got {name!r}")
     raw = upgraded(read(name))
     raw.setdefault("name", str(name))
     overrides = list(overrides)

@@ -10,6 +10,7 @@ The share is the true-positive strength of Seo, Lin, Cohen, Shen, Han: "Hierarch
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -76,6 +77,10 @@ def _check(attention: Tensor, mask: Tensor) -> None:
             f"attention must be floating point (N, h, w), one map per sample, got {attention.dtype} "
             f"{tuple(attention.shape)}"
         )
+    if not isinstance(mask, Tensor):
+        raise UserError(
+            f"mask must be a torch.Tensor, got {type(mask).__name__}; convert it with torch.as_tensor(mask)"
+        )
     if mask.dtype != torch.bool:
         raise UserError(f"mask must be bool, got {mask.dtype}; compare it first, for example mask > 0")
     if mask.ndim != 3 or 0 in mask.shape[1:] or len(mask) != len(attention):
@@ -83,6 +88,8 @@ def _check(attention: Tensor, mask: Tensor) -> None:
     on_cpu = attention.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would have to wait
     if on_cpu and bool((attention < 0).any()):
         raise UserError("attention must not be negative; give probabilities (after sigmoid or softmax)")
+    if on_cpu and not bool(attention.isfinite().all()):
+        warnings.warn("attention is not finite for some samples, which are skipped; is the input?", stacklevel=3)
 
 
 @register_attention_loss("mask", needs_mask=True)

@@ -92,6 +92,9 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
     if tags.ndim < 1 or tags.dtype.is_floating_point or tags.dtype == torch.bool:
         raise UserError(f"tags must be integers (..., N), got {tags.dtype} {tuple(tags.shape)}")
     tags = tags.long()
+    on_cpu = tags.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would have to wait
+    if on_cpu and tags.numel() and int(tags.max()) >= len(Tag):
+        raise UserError(f"tags must be those of foveal.supervise.Tag, 0 to {len(Tag) - 1}, got {int(tags.max())}")
     if kind in ("semantic", "semantic_mixed"):
         table = semantic_table(mixed=kind == "semantic_mixed").to(tags.device)
         known = tags.masked_fill((tags < 0) | (tags >= len(Tag)), int(Tag.PAD))

@@ -161,6 +161,9 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     Returns:
         The content of ``result.json``.
     """
+    if not isinstance(recipe, Recipe):
+        kind = type(recipe).__name__
+        raise UserError(f"fit needs a recipe, such as foveal.recipe.load('demo/classify'), got {kind}")
     _quiet()
     folder, recipe = RunFolder(Path(out)), complete(recipe)
     folder.check(recipe)

@@ -761,3 +761,16 @@ def test_frozen_batch_norm_of_one_sample_in_another_shape() -> None:
     expected = foveal.cam(plain, x, 1, "features", "gradcam", batch_norm="frozen")
     torch.testing.assert_close(foveal.cam(flat, x, 1, "features", "gradcam", batch_norm="frozen"), expected)
     assert expected.max() > 0
+
+
+@pytest.mark.parametrize(
+    ("x", "advice"),
+    [
+        (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), r"\(x / 255 - mean\) / std"),
+        (torch.zeros(0, 3, 8, 8), "empty batch"),
+        (torch.full((1, 3, 8, 8), float("nan")), "nan or inf"),
+    ],
+)
+def test_input_that_can_only_be_a_mistake(x, advice):
+    with pytest.raises(UserError, match=advice):
+        foveal.cam(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten()), x, 0, at="0")

@@ -305,3 +305,10 @@ def test_a_crop_shifts_by_whole_pixels():
     out = AffineCrop()(image, theta)
     torch.testing.assert_close(out[..., 2:, :17], image[..., :8, 3:], atol=1e-5, rtol=1e-5)
     assert out[..., :1, :].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("model", [None, torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))])
+def test_what_is_no_plain_module(model):
+    for use in (foveal.watch, lambda m: foveal.insert(m, "se"), lambda m: foveal.cam(m, torch.zeros(1, 3, 8, 8), 0)):
+        with pytest.raises(UserError, match=r"torch\.nn\.Module, not scripted or traced, got"):
+            use(model)

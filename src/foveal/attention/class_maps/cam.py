@@ -125,9 +125,12 @@ def cam(
     >>> {name: tuple(layer_maps.shape) for name, layer_maps in maps.items()}
     {'layer3': (2, 2, 4, 4), 'layer4': (2, 2, 2, 2)}
     """
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise UserError(f"cam needs a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
     taps = Taps(model, at, reshape)
     keep_graph = torch.is_grad_enabled()
     inputs = x if isinstance(x, tuple) else (x,)
+    _check_image(inputs[0] if inputs else None)
     with torch.inference_mode(False), torch.enable_grad():
         inputs = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in inputs)
         with taps, twice_differentiable(order, taps):
@@ -141,6 +144,18 @@ def cam(
     if not keep_graph:
         maps = {name: layer_maps.detach() for name, layer_maps in maps.items()}
     return maps[at] if isinstance(at, str) else maps
+
+
+def _check_image(x: object) -> None:
+    """Raise for a first input that can only be a mistake; what has no image's shape is the model's own affair."""
+    if not isinstance(x, Tensor) or x.ndim != 4 or torch.compiler.is_compiling():
+        return
+    if x.dtype == torch.uint8:
+        raise UserError("x holds bytes; give what the model was trained on, such as (x / 255 - mean) / std")
+    if not len(x):
+        raise UserError("x is an empty batch")
+    if not bool(x.isfinite().all()):
+        raise UserError("x holds nan or inf, so that maps would too; check how the images were read and normalised")
 
 
 def check_order(order: int) -> None:

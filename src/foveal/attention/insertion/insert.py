@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_type_hints
 
+import torch
 from torch import nn
 
 from foveal.attention.insertion.attached import Attended, attach, attached_modules, attended_class, detach
@@ -35,8 +36,8 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     Raises:
         UserError: nothing matches (with near misses), or a selected layer cannot have it (with the reason).
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise UserError(f"model must be a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
     mechanism = look_up(name)
     layers = dict(own_modules(model, every_name=True))
     if not layers:

@@ -112,6 +112,8 @@ def bottleneck(width: int, reduction: int) -> int:
     """
     if reduction < 1:
         raise UserError(f"reduction={reduction}: expected at least 1")
+    if reduction > max(width, 16):  # 16 is usual, also for narrow layers
+        warnings.warn(f"reduction={reduction} is more than the {width} channels: the bottleneck has 1", stacklevel=2)
     return max(1, width // reduction)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from foveal.attention.records.record import Attends, AttentionRecord
@@ -35,6 +36,8 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
     """
 
     def __init__(self, model: nn.Module, at: str | Sequence[str] | None = None) -> None:
+        if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+            raise UserError(f"watch needs a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
         sites = {plain_name(name): module for name, module in model.named_modules() if isinstance(module, Attends)}
         if not sites:
             raise UserError(f"nothing to watch: {type(model).__name__} holds no attention module")

@@ -30,7 +30,7 @@ def report_words(groups: Sequence[Group]) -> ReportWords:
         doing=f"were shown pictures and asked for {asked}",
         looks=bool(kinds) or gates,
         things="pictures",
-        headlines={"accuracy": "{who} answered {value} of its questions right."},
+        headlines={"accuracy": "{who} answered {value} of the questions right."},
         key=[SEVERAL_KINDS] if several else [],
         notes={name: [f"maps: {KIND_NAMES[kind]}"] for name, kind in kinds.items()},
         incomparable=CLASS_ATTENTION if several else (),

@@ -66,4 +66,4 @@ def _area(groups: Sequence[Group]) -> float | None:
 
 def _of(groups: Sequence[Group]) -> str:
     counts = next((c for group in groups if (c := group.curve("scale_accuracy", "count"))), None)
-    return f" of {sum(int(n or 0) for n in counts):,} questions" if counts else " of its questions"
+    return f" of {sum(int(n or 0) for n in counts):,} questions" if counts else " of the questions"
