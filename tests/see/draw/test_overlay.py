@@ -4,6 +4,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from foveal.errors import UnknownNameError, UserError
 from foveal.see import attended, heatmap, overlay
@@ -77,7 +78,8 @@ def test_scaled_matches_bilinear_and_leaves_the_graph():
         (torch.full((3, 8, 8), 2.0), "undo its normalisation"),
         (torch.full((3, 8, 8), -1.0), "undo its normalisation"),
         (torch.full((3, 8, 8), float("nan")), "expected"),
-        (np.zeros((3, 8, 8)), "a ndarray"),
+        (np.zeros((4, 8, 8)), r"expected one RGB image \(3, H, W\)"),
+        ([[0.0]], "a list"),
     ],
 )
 def test_wrong_images(draw, image, says):
@@ -120,3 +122,15 @@ def test_wrong_options():
 def test_importing_the_room_does_not_import_matplotlib():
     code = "import sys, foveal.see; print(sorted({'jinja2', 'matplotlib', 'lightning', 'timm'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("draw", [overlay, attended])
+def test_pil_and_numpy(draw):
+    image, attention = torch.randint(0, 256, (3, 6, 8), dtype=torch.uint8), torch.rand(3, 4)
+    expected = draw(image, attention).tobytes()
+    last = image.permute(1, 2, 0).numpy()
+    for same in (Image.fromarray(last), last, image.numpy(), last.astype(np.float32) / 255):
+        assert draw(same, attention.numpy()).tobytes() == expected
+    grey = draw(last[..., 0], attention)
+    assert grey.tobytes() == draw(image[:1].expand(3, -1, -1), attention).tobytes()
+    assert heatmap(attention.numpy()).tobytes() == heatmap(attention).tobytes()

@@ -6,20 +6,25 @@ brightness does not compare between pictures. A map that is zero everywhere stay
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from foveal.errors import UserError, unknown
 
+Picture = Tensor | NDArray[np.generic] | Image.Image
+Map = Tensor | NDArray[np.generic]
 
-def overlay(image: Tensor, attention: Tensor, *, cmap: str = "magma", alpha: float = 0.75) -> Image.Image:
+
+def overlay(image: Picture, attention: Map, *, cmap: str = "magma", alpha: float = 0.75) -> Image.Image:
     """Lay attention over an image as colour; where there is none, the image shows through unchanged.
 
     Args:
-        image: (3, H, W), uint8, or float in [0, 1].
-        attention: (h, w), not negative; resized to H×W bilinearly and scaled to its maximum.
+        image: (3, H, W), uint8, or float in [0, 1]; an array (H, W, 3) or (H, W); or a PIL image.
+        attention: (h, w), not negative, a tensor or an array; resized to H×W bilinearly and scaled to its maximum.
         cmap: name of a matplotlib colour map.
         alpha: opacity of the colour where attention is highest, in [0, 1].
 
@@ -39,12 +44,12 @@ def overlay(image: Tensor, attention: Tensor, *, cmap: str = "magma", alpha: flo
     return _picture(pixels * (1 - weight) + _coloured(strength, cmap) * weight)
 
 
-def attended(image: Tensor, attention: Tensor, *, floor: float = 0.12, gamma: float = 0.5) -> Image.Image:
+def attended(image: Picture, attention: Map, *, floor: float = 0.12, gamma: float = 0.5) -> Image.Image:
     """Darken an image where attention is low: what the model saw.
 
     Args:
-        image: (3, H, W), uint8, or float in [0, 1].
-        attention: (h, w), not negative; resized to H×W bilinearly and scaled to its maximum.
+        image: (3, H, W), uint8, or float in [0, 1]; an array (H, W, 3) or (H, W); or a PIL image.
+        attention: (h, w), not negative, a tensor or an array; resized to H×W bilinearly and scaled to its maximum.
         floor: brightness left where attention is zero, in [0, 1].
         gamma: exponent of attention; below 1 it keeps more than the peak visible. The attended image of the HAttNet
             paper has ``floor=0, gamma=1``.
@@ -65,11 +70,11 @@ def attended(image: Tensor, attention: Tensor, *, floor: float = 0.12, gamma: fl
     return _picture(pixels * (floor + (1 - floor) * scaled(attention, pixels.shape[-2:]) ** gamma))
 
 
-def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cmap: str = "magma") -> Image.Image:
+def heatmap(attention: Map, size: int | tuple[int, int] | None = None, *, cmap: str = "magma") -> Image.Image:
     """Colour an attention map.
 
     Args:
-        attention: (h, w), not negative; scaled to its maximum.
+        attention: (h, w), not negative, a tensor or an array; scaled to its maximum.
         size: (H, W) of the picture, or one number for a square; None keeps one pixel per position.
         cmap: name of a matplotlib colour map.
 
@@ -86,12 +91,12 @@ def heatmap(attention: Tensor, size: int | tuple[int, int] | None = None, *, cma
     return _picture(_coloured(scaled(attention, height_width), cmap))
 
 
-def plain(image: Tensor) -> Image.Image:
+def plain(image: Picture) -> Image.Image:
     """The image (3, H, W), uint8 or float in [0, 1], as a picture without attention."""
     return _picture(_pixels(image))
 
 
-def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) -> Tensor:
+def scaled(attention: Map, size: tuple[int, int] | torch.Size | None = None) -> Tensor:
     """Check an attention map, resize it to ``size`` bilinearly and scale it to its maximum.
 
     Args:
@@ -101,6 +106,7 @@ def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) 
     Returns:
         (H, W) float32 in [0, 1], on the CPU and off the graph.
     """
+    attention = torch.from_numpy(attention) if isinstance(attention, np.ndarray) else attention
     if not isinstance(attention, Tensor) or attention.ndim != 2 or not attention.numel():
         raise UserError(f"attention is {_shape(attention)}; expected one map (h, w): take one sample of a batch")
     values = attention.detach().cpu().float()
@@ -115,8 +121,14 @@ def scaled(attention: Tensor, size: tuple[int, int] | torch.Size | None = None) 
     return values / values.max().clamp_min(torch.finfo(torch.float32).tiny)
 
 
-def _pixels(image: Tensor) -> Tensor:
-    """(3, H, W) uint8, or float in [0, 1], as float32 in [0, 1] on the CPU."""
+def _pixels(image: Picture) -> Tensor:
+    """An image, uint8 or float in [0, 1], as float32 (3, H, W) in [0, 1] on the CPU."""
+    if isinstance(image, Image.Image):
+        image = np.array(image.convert("RGB"))
+    if isinstance(image, np.ndarray):  # in the layout of PIL and matplotlib, unless only the other one is possible
+        image = np.repeat(image[..., None], 3, 2) if image.ndim == 2 else image
+        channels_last = image.ndim == 3 and image.shape[2] == 3
+        image = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1) if channels_last else image))
     if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != 3 or not image.numel():
         raise UserError(f"image is {_shape(image)}; expected one RGB image (3, H, W)")
     if image.dtype == torch.uint8:
