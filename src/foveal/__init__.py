@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foveal.attention.records.record import AttentionRecord
     from foveal.attention.records.watch import watch
     from foveal.models import create_model, list_models
+    from foveal.tasks import load, save
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,10 +28,12 @@ __all__ = [
     "data",
     "insert",
     "list_models",
+    "load",
     "measure",
     "mechanisms",
     "models",
     "register_mechanism",
+    "save",
     "see",
     "sites",
     "supervise",
@@ -48,6 +51,8 @@ _HOME = {
     "watch": "attention",
     "create_model": "models",
     "list_models": "models",
+    "load": "tasks",
+    "save": "tasks",
 }
 
 

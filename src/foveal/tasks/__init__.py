@@ -4,6 +4,7 @@ from foveal.tasks.base import Task
 from foveal.tasks.prediction import Prediction, Trained, predict
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
+from foveal.tasks.saved import load, save
 from foveal.tasks.train import build_source, evaluate, fit, load_model
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "build_source",
     "evaluate",
     "fit",
+    "load",
     "load_model",
     "predict",
     "register_task",
+    "save",
 ]

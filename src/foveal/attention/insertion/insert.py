@@ -236,7 +236,9 @@ def _free_key(mechanism: str, cls: type[Mechanism], site: str, layer: nn.Module,
 
 def _build(cls: type[Mechanism], layer: nn.Module, site: str, start: Start, options: dict[str, Any]) -> Mechanism:
     try:
-        return cls.for_layer(layer, start=start, **options)
+        built = cls.for_layer(layer, start=start, **options)
+        built.settings = {"start": start, **options}
+        return built
     except UserError as error:
         raise UserError(f"{site}: {error}") from error
     except (TypeError, ValueError) as error:

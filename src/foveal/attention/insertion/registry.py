@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, Literal, Self, TypeVar
 
 import torch
@@ -47,11 +48,13 @@ class Mechanism(Attends):
     Attributes:
         site: name of the layer it was put on.
         before: whether it attends to the layer's input instead of its output.
+        settings: start and options that it was inserted with.
         filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
     """
 
     site: str = ""
     before: bool = False
+    settings: Mapping[str, Any] = MappingProxyType({})
     filled: tuple[str, ...] = ()
 
     @classmethod
