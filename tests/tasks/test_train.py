@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
+import lightning as L
 import pytest
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tiny import RECIPE, command, hears_ctrl_c, tiny_recipe, wait_for_epochs, write_recipe
@@ -641,3 +644,44 @@ def write_images(folder):
 def test_fit_needs_a_recipe(tmp_path):
     with pytest.raises(UserError, match=r"foveal\.recipe\.load\('demo/classify'\), got dict"):
         fit({}, tmp_path / "run")
+
+
+class Epochs(L.Callback):
+    """Notes the epochs it saw."""
+
+    seen: ClassVar[list[int]] = []
+
+    def __init__(self, factor=1):
+        self.factor = factor
+
+    def on_train_epoch_end(self, trainer, task):
+        Epochs.seen.append(self.factor * trainer.current_epoch)
+
+
+def test_callbacks_and_loggers(tmp_path, monkeypatch):
+    monkeypatch.setattr(Epochs, "seen", [])
+    monkeypatch.setattr(sys.modules["tiny"], "Epochs", Epochs, raising=False)
+    keys = ("train.epochs=2", "train.callbacks={tiny:Epochs: {factor: 10}}")
+    keys += (f"train.loggers={{lightning.pytorch.loggers:CSVLogger: {{save_dir: {tmp_path / 'named'}}}}}",)
+    logger = CSVLogger(tmp_path / "given")
+    fit(tiny_recipe(tmp_path, *keys), tmp_path / "run", progress=False, callbacks=[Epochs()], logger=logger)
+    assert Epochs.seen == [0, 0, 1, 10]
+    for folder in ("named", "given"):
+        (file,) = (tmp_path / folder).rglob("metrics.csv")
+        assert "val/accuracy" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "advice"),
+    [
+        ("train.callbacks={Epochs: {}}", "expected module:Class"),
+        ("train.callbacks={tiny:Epoch: {}}", "tiny:Epoch cannot be made"),
+        ("train.callbacks={pathlib:Path: {}}", "is no Callback of Lightning but PosixPath"),
+        ("train.loggers={pathlib:Path: {}}", "is no Logger of Lightning"),
+        ("train.loggers={lightning.pytorch.loggers:CSVLogger: {dir: x}}", "unexpected keyword"),
+    ],
+)
+def test_callbacks_and_loggers_that_cannot_be_made(tmp_path, change, advice):
+    with pytest.raises(UserError, match=advice):
+        fit(tiny_recipe(tmp_path, change), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

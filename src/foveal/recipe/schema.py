@@ -33,6 +33,8 @@ class Train:
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch.
         sync_batchnorm: batch norm statistics over all processes (GPU only).
         tensorboard: also write TensorBoard logs (needs the ``tensorboard`` extra).
+        callbacks: further callbacks of Lightning's Trainer, ``module:Class`` with its arguments each.
+        loggers: further loggers, likewise.
     """
 
     epochs: int = 60
@@ -50,6 +52,8 @@ class Train:
     strategy: str = "auto"
     sync_batchnorm: bool = False
     tensorboard: bool = False
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_least(self, "train", epochs=1, patience=0, batch=1, eval_batch=1, accumulate=1)

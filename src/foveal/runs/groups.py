@@ -129,7 +129,11 @@ def _row(same: _Same, runs: list[Run]) -> tuple[Any, ...]:
 def _same(run: Run) -> _Same:
     """What two runs must share to be the same experiment with another seed."""
     mapping = {key: value for key, value in _settings(run).items() if key not in NO_SETTINGS}
-    settings = {k: v for k, v in flat(mapping) if not k.endswith("seed") and k not in HARDWARE}
+    settings = {
+        k: v
+        for k, v in flat(mapping)
+        if not k.endswith("seed") and k not in HARDWARE and not k.startswith("train.loggers")
+    }
     name = former_names().get(run.recipe_name, run.recipe_name)
     return run.title, name, tuple(sorted(settings.items()))
 

@@ -9,20 +9,24 @@ import statistics
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from foveal.attention.insertion.describe import inserted
 from foveal.data import Entry, Source, data_root, dataset
 from foveal.data.place import folder_state
 from foveal.errors import InterruptedRunError, RunError, UserError
-from foveal.plugins import plugin_names
+from foveal.models import list_models
+from foveal.plugins import own_module, plugin_names
 from foveal.recipe import Recipe, complete
 from foveal.runs import RunFolder, Stored, find_run
 from foveal.runs.checkpoints import SafeCheckpointIO
@@ -32,6 +36,7 @@ from foveal.tasks.base import Task, find_task, make_task
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
 from foveal.typed import parse
 
+T = TypeVar("T")
 PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
 QUIET = (  # warnings of Lightning's for people who write Trainer code
     ".*does not have many workers.*",
@@ -100,16 +105,35 @@ def _build_source(name: str, options: Any, root: Path | None, state: tuple[Any, 
     return dataset(name).build(options, root)
 
 
-def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Trainer:
-    train = recipe.train
-    logger: Any = False
-    if train.tensorboard:
+def _loggers(recipe: Recipe, out: Path) -> list[Logger]:
+    """The loggers that a recipe names."""
+    loggers = [named_class(*item, Logger, "train.loggers") for item in recipe.train.loggers.items()]
+    if recipe.train.tensorboard:
         try:
             from lightning.pytorch.loggers import TensorBoardLogger
 
-            logger = TensorBoardLogger(out, name="", version="tensorboard")
+            loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
         except ModuleNotFoundError as error:
             raise UserError("train.tensorboard=true needs TensorBoard: install foveal[tensorboard]") from error
+    return loggers
+
+
+def named_class(name: str, arguments: Mapping[str, Any], kind: type[T], key: str) -> T:
+    """The object that ``module:Class`` and its arguments make, which must be of a ``kind``."""
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UserError(f"{key}.{name}: expected module:Class, such as lightning.pytorch.callbacks:DeviceStatsMonitor")
+    try:
+        made = getattr(own_module(module), attribute)(**arguments)
+    except Exception as error:  # of a third party
+        raise UserError(f"{key}.{name} cannot be made: {' '.join(str(error).split())}") from error
+    if not isinstance(made, kind):
+        raise UserError(f"{key}.{name} is no {kind.__name__} of Lightning but {type(made).__name__}")
+    return made
+
+
+def _trainer(recipe: Recipe, out: Path, callbacks: Sequence[L.Callback], loggers: Sequence[Logger] = ()) -> L.Trainer:
+    train = recipe.train
     settings: dict[str, Any] = {
         "accelerator": train.accelerator,
         "devices": train.devices,
@@ -126,8 +150,8 @@ def _trainer(recipe: Recipe, out: Path, callbacks: list[L.Callback]) -> L.Traine
         "use_distributed_sampler": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
-        "logger": logger,
-        "callbacks": callbacks,
+        "logger": list(loggers) or False,
+        "callbacks": list(callbacks),
         "plugins": [SafeCheckpointIO()],
         "default_root_dir": out,
     }
@@ -145,7 +169,15 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, progress: bool = True) -> dict[str, Any]:
+def fit(
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    progress: bool = True,
+    callbacks: Sequence[L.Callback] = (),
+    logger: Logger | Sequence[Logger] = (),
+) -> dict[str, Any]:
     """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
 
     A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
@@ -157,6 +189,8 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
         out: the run folder.
         data: folder of real datasets, instead of ``FOVEAL_DATA``.
         progress: show a progress bar.
+        callbacks: further callbacks of Lightning's Trainer; ``train.callbacks`` of a recipe names some as well.
+        logger: one of Lightning's loggers or several, beside ``train.loggers`` of the recipe.
 
     Returns:
         The content of ``result.json``.
@@ -173,7 +207,14 @@ def fit(recipe: Recipe, out: str | Path, *, data: str | Path | None = None, prog
     L.seed_everything(recipe.seed, verbose=False)
     source = build_source(recipe, data)
     task = make_task(recipe, source)
-    trainer = _trainer(recipe, folder.path, _callbacks(task, folder, progress))
+    loggers = [logger] if isinstance(logger, Logger) else list(logger)
+    own = [*callbacks, *(named_class(*item, L.Callback, "train.callbacks") for item in recipe.train.callbacks.items())]
+    trainer = _trainer(
+        recipe,
+        folder.path,
+        [*_callbacks(task, folder, progress), *own],
+        [*loggers, *_loggers(recipe, folder.path)],
+    )
     header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names()}
     with folder.opened(recipe, header) if not _follower() else contextlib.nullcontext(), _stoppable(folder):
         resumed = folder.last if folder.last.exists() else None
@@ -247,7 +288,7 @@ def _export(task: Task, folder: RunFolder) -> None:
     """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
     state = _chosen(task.recipe, folder)
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    folder.write_tensors("weights.safetensors", Stored(weights, task.about()))
+    folder.write_tensors("weights.safetensors", Stored(weights, task.about() | {"inserted": inserted(task.model)}))
 
 
 def _weights(folder: RunFolder) -> Stored:
@@ -320,12 +361,30 @@ def evaluate(
     return result
 
 
+def _at_the_same_sites(recipe: Recipe, about: Mapping[str, Any]) -> Recipe:
+    """The recipe with the sites at which attention was inserted in training, whatever is usual today."""
+    entries = recipe.model.get("insert", [])
+    names = [entry if isinstance(entry, str) else entry["mechanism"] for entry in _listed(entries)]
+    sites = {description["mechanism"]: description["at"] for description in about.get("inserted", [])}
+    if recipe.model["name"] in list_models() or len(names) != len(sites):  # with attention of its own, or of old
+        return recipe
+    same = [
+        {**({} if isinstance(entry, str) else entry), "mechanism": name, "at": sites[name]}
+        for name, entry in zip(names, _listed(entries), strict=True)
+    ]
+    return replace(recipe, model={**recipe.model, "insert": same}) if same else recipe
+
+
+def _listed(entries: Any) -> list[Any]:
+    return entries if isinstance(entries, list) else [entries]
+
+
 def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     """The trained model of a run in eval mode, and what its task keeps of the data: ``answers``, ``size``, …."""
     folder = find_run(out)
     recipe = complete(folder.recipe())
     stored = _weights(folder)
-    model = find_task(recipe.task).rebuild(recipe, stored.about)
+    model = find_task(recipe.task).rebuild(_at_the_same_sites(recipe, stored.about), stored.about)
     try:
         model.load_state_dict(stored.tensors)
     except RuntimeError as error:
