@@ -86,7 +86,7 @@ def _extended() -> bool:
 def _place(stored: dict[str, Any] | None) -> Place | None:
     if stored is None:
         return None
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
     layouts = tuple(Layout(layout["name"], tuple(layout["needs"])) for layout in stored["layouts"])
     also = tuple(place for other in stored["also"] if (place := _place(other)))
     return Place(**values | {"layouts": layouts, "also": also})

@@ -103,8 +103,11 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
 
 def paired_groups(first: Group, second: Group, metric: str) -> Comparison | None:
     """Compare runs of the same seed; None if fewer than two pairs have the metric."""
-    one, other = ({run.seed: run.part("metrics").get(metric) for run in group.finished} for group in (first, second))
-    seeds = [seed for seed in one if finite(one[seed]) and finite(other.get(seed))]
+    one, other = (
+        {run.seed: value for run in group.finished if finite(value := run.part("metrics").get(metric))}
+        for group in (first, second)
+    )
+    seeds = [seed for seed in one if seed in other]
     if len(seeds) < 2:
         return None
     return replace(paired([one[seed] for seed in seeds], [other[seed] for seed in seeds]), info=first.info(metric))

@@ -148,7 +148,7 @@ def read_run(folder: str | Path) -> Run:
             problems.append(f"environment.json is damaged: {error}")
         return otherwise
 
-    journal = attempt(place.journal, [])
+    journal: list[str] = attempt(place.journal, list[str]())
     if damaged := unreadable_lines(journal):
         problems.append(f"metrics.jsonl: {damaged} line(s) cannot be read")
     has_samples = place.file("samples.safetensors").is_file()

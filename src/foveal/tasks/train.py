@@ -107,7 +107,10 @@ def _build_source(name: str, options: Any, root: Path | None, state: tuple[Any, 
 
 def _loggers(recipe: Recipe, out: Path) -> list[Logger]:
     """The loggers that a recipe names."""
-    loggers = [named_class(*item, Logger, "train.loggers") for item in recipe.train.loggers.items()]
+    loggers = [
+        named_class(*item, Logger, "train.loggers")  # type: ignore[type-abstract]
+        for item in recipe.train.loggers.items()
+    ]
     if recipe.train.tensorboard:
         try:
             from lightning.pytorch.loggers import TensorBoardLogger
