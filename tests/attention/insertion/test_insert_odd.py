@@ -204,7 +204,7 @@ def test_sharing_along_the_batch():
         (lambda m: foveal.insert(m, "se", reductoin=4), "unknown key 'reductoin'; did you mean 'reduction'"),
         (lambda m: foveal.insert(m, "se", at=3), "at must be a name"),
         (lambda m: foveal.insert(m, "se", at=[0]), "at must be a name"),
-        (lambda m: foveal.insert("resnet50", "se"), "model must be a torch.nn.Module, got str"),
+        (lambda m: foveal.insert("resnet50", "se"), "not scripted or traced, got str"),
         (lambda m: foveal.insert(m, "aw", strat="paper"), "unknown key 'strat'; did you mean 'start'"),
         (lambda m: foveal.insert(m, "se", stak=True), "unknown key 'stak'; did you mean 'stack'"),
         (

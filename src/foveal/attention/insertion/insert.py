@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from foveal.attention.insertion.attached import Attended, attach, attached_modules, attended_class, detach
+from foveal.attention.insertion.families import remark_on_its_own, usual_sites
 from foveal.attention.insertion.layers import own_modules
 from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.insertion.registry import mechanism as look_up
@@ -65,7 +66,7 @@ def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
 def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, layers: dict[str, nn.Module]) -> list[str]:
     """Names of the layers that ``at`` selects."""
     if at is None:
-        usual = [site for site in mechanism.usual(model) if site in layers]
+        usual = [site for site in usual_sites(model, name, mechanism) if site in layers]
         selected = [site for site in usual if mechanism.serves(layers[site]) is None]
         if usual and not selected:
             first = layers[usual[0]]
@@ -186,6 +187,8 @@ def insert(
     cls = look_up(mechanism)
     options = _check_options(cls, mechanism, options)
     layers = find(model, mechanism, at)
+    if at is None:
+        remark_on_its_own(model, mechanism)
     keys = {site: _free_key(mechanism, cls, site, layer, stack) for site, layer in layers.items()}
     inputs = _inputs(cls, mechanism, model, layers, at, before)
     modules = {

@@ -42,6 +42,13 @@ Start = Literal["identity", "paper"]
 GROUP = "foveal.mechanisms"
 
 
+NO_MAPS = (
+    *(nn.Linear, nn.LayerNorm, nn.MultiheadAttention, nn.Embedding),
+    *(nn.Conv1d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm3d, nn.InstanceNorm1d, nn.InstanceNorm3d),
+)
+"""Layers of tokens, sequences and volumes."""
+
+
 class Mechanism(Attends):
     """Base of everything that :func:`foveal.insert` can put on a layer.
 
@@ -84,6 +91,11 @@ class Gate(Mechanism):
     @classmethod
     def serves(cls, layer: nn.Module) -> str | None:
         """Any layer whose number of output channels is known."""
+        if isinstance(layer, NO_MAPS) and channels_of(layer) is None:
+            return (
+                "it does not put out 2-D feature maps (N, C, H, W), the only ones that are served; choose nn.Conv2d or "
+                "its norm, or write a mechanism for such layers (foveal.register_mechanism)"
+            )
         if channels_of(layer) is None:
             return "its number of output channels is not known; choose a convolution or norm"
         return None

@@ -1,0 +1,114 @@
+"""Usual sites in all families of networks: the committed table is what insertion does today."""
+
+import csv
+import warnings
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import torchvision
+from timm.models._registry import _module_to_models
+from torch import nn
+
+import foveal
+from foveal.attention.insertion.insert import find
+from foveal.errors import UserError
+
+TABLE = Path(__file__).with_name("families.csv")
+SMALL = ("tiny", "nano", "small", "_xs", "18", "atto")
+
+
+def built(name):
+    with torch.device("meta"):
+        if timm.is_model(name):
+            return timm.create_model(name)
+        weights = {"weights_backbone": None} if "rcnn" in name else {}
+        return torchvision.models.get_model(name, **weights)
+
+
+def sites(model, mechanism):
+    """Number of sites, the first and the last; or why there is none."""
+    try:
+        names = list(find(model, mechanism))
+    except UserError as error:
+        return "tokens" if "works on tokens" in str(error) else "none"
+    return f"{len(names)}: {names[0]} … {names[-1]}"
+
+
+def rows():
+    """One small network of every family of timm."""
+    for family, names in sorted(_module_to_models.items()):
+        name = min(names, key=lambda n: (not any(word in n for word in SMALL), len(n), n))
+        model = built(name)
+        yield {"family": family, "model": name, "se": sites(model, "se"), "aw": sites(model, "aw")}
+
+
+def write():
+    with TABLE.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["family", "model", "se", "aw"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows())
+
+
+@pytest.mark.slow
+def test_every_family_of_timm():
+    with TABLE.open(newline="", encoding="utf-8") as file:
+        expected = {row["family"]: row for row in csv.DictReader(file)}
+    measured = {row["family"]: row for row in rows()}
+    assert {name: row for name, row in measured.items() if name in expected} == {
+        name: row
+        for name, row in expected.items()
+        if name in measured  # another timm may have other families
+    }
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_s3_tiny_224", "gmixer_12_224", "vit_b_16"])
+@pytest.mark.parametrize("mechanism", ["se", "aw"])
+def test_networks_of_tokens_are_refused(name, mechanism):
+    with pytest.raises(UserError, match=r"works on tokens.*2-D feature maps.*foveal\.watch shows its own attention"):
+        find(built(name), mechanism)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "first", "last"),
+    [
+        ("convnext_atto", 12, "stages.0.blocks.0.mlp.fc2", "stages.3.blocks.1.mlp.fc2"),
+        ("convnext_tiny", 18, "stages.0.blocks.0.conv_dw", "stages.3.blocks.2.conv_dw"),
+        ("poolformer_s12", 12, "stages.0.blocks.0.mlp.fc2", "stages.3.blocks.1.mlp.fc2"),
+        ("skresnet18", 8, "layer1.0.conv2.bn", "layer4.1.conv2.bn"),
+        ("resnet50", 16, "layer1.0.bn3", "layer4.2.bn3"),
+        ("googlenet", 36, "inception3a.branch1.bn", "inception5b.branch4.1.bn"),
+    ],
+)
+def test_one_gate_a_block(name, count, first, last):
+    names = list(find(built(name), "se"))
+    assert (len(names), names[0], names[-1]) == (count, first, last)
+
+
+def test_stems_and_downsampling_are_no_usual_places():
+    assert all("downsample" not in name for name in find(built("convnext_atto"), "aw"))
+    with pytest.raises(UserError, match=r"only its stem and what reduces the resolution.*at="):
+        find(built("mambaout_tiny"), "aw")
+
+
+def test_of_a_detector_only_the_backbone():
+    names = list(find(built("fasterrcnn_resnet50_fpn"), "aw"))
+    assert len(names) == 16
+    assert all(name.startswith("backbone.body.layer") for name in names)
+
+
+def test_a_network_with_squeeze_and_excitation():
+    model = timm.create_model("mobilenetv3_small_050")
+    with pytest.warns(UserWarning, match=r"has squeeze and excitation already \(blocks\.0\.0\.se and \d+ more\)"):
+        foveal.insert(model, "se").eject()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        foveal.insert(timm.create_model("resnet10t"), "se")
+        foveal.insert(model, "cbam")
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.Conv1d(3, 8, 3), nn.BatchNorm3d(8), nn.Linear(3, 8)])
+def test_layers_without_maps(layer):
+    with pytest.raises(UserError, match=r"2-D feature maps \(N, C, H, W\), the only ones that are served"):
+        foveal.insert(nn.Sequential(layer), "se", at="0")
