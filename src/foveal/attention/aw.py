@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
-from foveal.attention.insertion.registry import Kernel, Start, bottleneck, register_mechanism
+from foveal.attention.insertion.registry import Kernel, Start, bottleneck, refuse_tracing, register_mechanism
 from foveal.compat import CONV_FORWARD, exporting, only_computes
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.branch import (
@@ -230,6 +230,7 @@ class KernelAttention(Kernel):
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """The result that replaces ``conv(x)``."""
+        refuse_tracing()
         weight, padding, images = conv.weight, conv.padding, x  # a parametrised weight is computed at every access
         if isinstance(padding, str):  # "same" may pad one side more, "valid" not at all
             if padding == "same":

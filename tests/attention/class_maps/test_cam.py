@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 import foveal
 from foveal.attention.class_maps.cam import class_attention
+from foveal.attention.class_maps.choose import last_map
 from foveal.attention.class_maps.layout import layout
 from foveal.attention.class_maps.taps import Taps
 from foveal.errors import UserError
@@ -574,7 +575,7 @@ def test_layers_that_the_scores_do_not_come_from() -> None:
 def test_a_single_position_is_no_map() -> None:
     model = timm.create_model("resnet18", num_classes=3).eval()
     with pytest.raises(UserError, match=r"layer4 returns \(2, 512, 1, 1\), which is not a .*or use larger images"):
-        foveal.cam(model, images(2, (32, 32)), 1)
+        foveal.cam(model, images(2, (32, 32)), 1, "layer4")
 
 
 def test_second_order_is_possible_with_kernel_shaped_attention():
@@ -734,7 +735,7 @@ def test_hints_fit_the_model() -> None:
     with pytest.warns(UserWarning, match=r"the last block, encoder\.layers\.encoder_layer_1\.ln_1$"):
         foveal.cam(vit, images(2, (32, 32)), 1, "encoder.layers.encoder_layer_1")
     with pytest.raises(UserError, match=r"unknown layer 'layer4'; .* features\.10, features\.11, features\.12$"):
-        foveal.cam(torchvision.models.mobilenet_v3_small(num_classes=4), images(2), 1)
+        foveal.cam(torchvision.models.mobilenet_v3_small(num_classes=4), images(2), 1, "layer4")
 
 
 def test_a_class_number_of_numpy() -> None:
@@ -774,3 +775,45 @@ def test_frozen_batch_norm_of_one_sample_in_another_shape() -> None:
 def test_input_that_can_only_be_a_mistake(x, advice):
     with pytest.raises(UserError, match=advice):
         foveal.cam(torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Flatten()), x, 0, at="0")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("resnet10t", "layer4"), ("mobilenetv3_small_050", "blocks"), ("vit_tiny_patch16_224", "blocks.11.norm1")],
+)
+def test_the_last_map_is_found(name, layer):
+    size = {"img_size": 64} if name.startswith("vit") else {}
+    model, x = timm.create_model(name, num_classes=3, **size), images(2, (64, 64))
+    model.train()
+    model.get_submodule("norm" if size else "bn1").eval()
+    modes = [module.training for module in model.modules()]
+    statistics = {key: value.clone() for key, value in model.named_buffers()}
+    assert last_map(model, (x,)) == layer
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, statistics[key]) for key, value in model.named_buffers())
+    model.eval()
+    torch.testing.assert_close(foveal.cam(model, x, 1), foveal.cam(model, x, 1, at=layer))
+
+
+def test_no_map_at_all():
+    with pytest.raises(UserError, match="name one with at="):
+        foveal.cam(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), torch.rand(1, 3, 2, 2), 0)
+
+
+def test_scores_of_a_model_that_returns_something_else():
+    class Segmenter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return {"out": self.head(self.body(x).relu())}
+
+    model, x = Segmenter(), images(2, (16, 16))
+    with pytest.raises(UserError, match="score="):
+        foveal.cam(model, x, 1, at="body")
+    maps = foveal.cam(model, x, 1, at="body", score=lambda out: out["out"].mean((2, 3)))
+    plain = nn.Sequential(model.body, nn.ReLU(), model.head, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    torch.testing.assert_close(maps, foveal.cam(plain, x, 1, at="0"))
+    with pytest.raises(UserError, match=r"score must make class scores \(N, classes\).*it made shape"):
+        foveal.cam(model, x, 1, at="body", score=lambda out: out["out"])

@@ -50,7 +50,11 @@ ARCHITECTURES = (
     "dpn48b",
     "pvt_v2_b0",
 )
-OPTIONS = {"vgg11_bn": {"mlp_ratio": 0.01}}  # its two widest layers, a hundred million weights, are beside the point
+OPTIONS = {
+    "vgg11_bn": {"mlp_ratio": 0.01},  # its two widest layers, a hundred million weights, are beside the point
+    "convnext_atto": {"ls_init_value": 0.5},  # else its blocks hardly count before training
+    "edgenext_xx_small": {"ls_init_value": 0.5},
+}
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numbers
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, overload
 
@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from foveal.attention.class_maps.choose import last_map
 from foveal.attention.class_maps.gradients import BatchNorm, class_gradients
 from foveal.attention.class_maps.layout import Reshape
-from foveal.attention.class_maps.taps import Taps
+from foveal.attention.class_maps.taps import Taps, unwrapped
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.second_order.mode import SecondOrder
@@ -72,7 +73,7 @@ def _map(features: Tensor, weights: Tensor) -> Tensor:
 
 
 @overload
-def cam(model: nn.Module, x: Any, target: Tensor | int, at: str = ..., *args: Any, **kw: Any) -> Tensor: ...
+def cam(model: nn.Module, x: Any, target: Tensor | int, at: str | None = ..., *args: Any, **kw: Any) -> Tensor: ...
 @overload
 def cam(
     model: nn.Module, x: Any, target: Tensor | int, at: Sequence[str], *args: Any, **kw: Any
@@ -83,12 +84,13 @@ def cam(
     model: nn.Module,
     x: Any,
     target: Tensor | int,
-    at: str | Sequence[str] = "layer4",
+    at: str | Sequence[str] | None = None,
     kind: MapKind = "channel",
     order: Literal[1, 2] = 1,
     *,
     batch_norm: BatchNorm = "coupled",
     reshape: Reshape | None = None,
+    score: Callable[[Any], Tensor] | None = None,
 ) -> Tensor | dict[str, Tensor]:
     """Class attention maps of ``model`` on ``x``, differentiable.
 
@@ -101,8 +103,8 @@ def cam(
         model: any classifier that returns scores (N, classes) before softmax.
         x: its input; a tuple for several.
         target: the class of each sample, int64 (N,), or K classes of each, (N, K), or one number for all samples.
-        at: the layer whose features the map is computed from, or several; use the last convolutional stage, and in a
-            ViT with a class token the first norm of its last block (``blocks.11.norm1``).
+        at: the layer whose features the map is computed from, or several; None: the last one with a map of the image,
+            in a ViT with a class token the first norm of its last block (the model runs once more to find it).
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
         order: 1: a loss on the maps acts through the features only; 2: through the gradient as well, by a double
             backward. Where something after the layer cannot be differentiated twice (deformable convolution, compiled
@@ -111,6 +113,8 @@ def cam(
         batch_norm: in training mode, the samples of a batch interact through batch norm. ``coupled`` keeps these terms
             in the gradient, ``frozen`` treats the statistics as constants, so that a map depends on its sample only.
         reshape: brings the output of a layer to (N, C, H, W), for layouts that are not recognised.
+        score: makes class scores (N, classes) of what the model returns, if that is something else: a segmenter's dict
+            (``lambda out: out["out"].mean((2, 3))``), a detector's list, an object.
 
     Returns:
         Maps at the size of the layer's features, not negative, float32: (N, H, W), or (N, K, H, W) if ``target`` is
@@ -127,10 +131,11 @@ def cam(
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UserError(f"cam needs a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
-    taps = Taps(model, at, reshape)
-    keep_graph = torch.is_grad_enabled()
     inputs = x if isinstance(x, tuple) else (x,)
     _check_image(inputs[0] if inputs else None)
+    at = last_map(unwrapped(model), inputs) if at is None else at
+    taps = Taps(model, at, reshape, score)
+    keep_graph = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         inputs = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in inputs)
         with taps, twice_differentiable(order, taps):

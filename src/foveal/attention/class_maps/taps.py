@@ -119,6 +119,7 @@ class Taps:
         model: any module, compiled and wrapped in DistributedDataParallel or not.
         at: name of a layer, or several.
         reshape: brings the output of a layer to (N, C, H, W), for layouts that are not recognised.
+        score: makes class scores (N, K) of what the model returns, if that is something else.
 
     Attributes:
         outputs: name of the layer to its output.
@@ -129,12 +130,18 @@ class Taps:
             longer than a step of a small model.
     """
 
-    def __init__(self, model: nn.Module, at: str | Sequence[str], reshape: Reshape | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        at: str | Sequence[str],
+        reshape: Reshape | None = None,
+        score: Callable[[Any], Tensor] | None = None,
+    ) -> None:
         self.model, self.core = model, unwrapped(model)
         self.layers = find_layers(self.core, at)
         self._modules = list(model.modules())  # kept, because collecting them is slow
         self.compiled: list[nn.Module] = []
-        self.reshape = reshape
+        self.reshape, self.score = reshape, score
         self.after_first: TorchFunctionMode | None = None
         self.twice: bool | None = None
         self._open = ExitStack()
@@ -196,13 +203,21 @@ class Taps:
         out = self.returned
         if out is None:
             raise UserError("the model did not run inside the taps, so there are no maps")
+        if self.score is not None:
+            out = self.score(out)
+            if not isinstance(out, Tensor) or out.ndim != 2:
+                got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+                raise UserError(f"score must make class scores (N, classes) of the model's output, it made {got}")
+            return out
         if isinstance(out, dict) or hasattr(out, "logits"):
             out = out["logits"] if isinstance(out, dict) and "logits" in out else getattr(out, "logits", out)
         if isinstance(out, (tuple, list)) and out:
             out = out[0]
         if not isinstance(out, Tensor) or out.ndim != 2:
             got = f"shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-            raise UserError(f"the model must return class scores (N, classes), got {got}; wrap it so that it does")
+            raise UserError(
+                f"the model must return class scores (N, classes), got {got}; say how to read them with score="
+            )
         return out
 
     def tapped(self) -> dict[str, Tapped]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from foveal.attention.insertion.registry import Gate, Kernel, Mechanism
+from foveal.attention.insertion.registry import TORCHSCRIPT, Gate, Kernel, Mechanism
 from foveal.errors import UserError
 
 
@@ -36,6 +36,10 @@ class Attended:
             site = next((module.site for module in self.attached.values()), "")
             raise UserError(f"{site}: {error}") from error
         return output
+
+    def __prepare_scriptable__(self) -> Any:
+        """What ``torch.jit.script`` calls first."""
+        raise UserError(TORCHSCRIPT)
 
     def __reduce__(self) -> Any:
         # The subclass is created at run time, so copies and pickles name the layer's own class and create it again.

@@ -31,6 +31,7 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mambaout": ("stages.*.blocks.*", ("conv",)),
     "metaformer": ("stages.*.blocks.*", ("mlp.fc2", "token_mixer.dwconv")),
     "nfnet": ("stages.*.*", ("conv3",)),
+    "pvt_v2": ("stages.*.blocks.*", ("mlp.dwconv",)),
     "repvit": ("stages.*.blocks.*", ("channel_mixer.conv2.bn",)),
     "resnet": ("layer[1-4].*", ("bn3", "conv3.bn", "bn2", "conv2.bn")),
     "selecsls": ("features.*", ("conv6.1",)),
@@ -43,7 +44,7 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 TOKENS = re.compile(
     "beit|cait|coat|convit|crossvit|davit|deepseek_vit|deit|eva|gcvit|gemma4_vit|hiera|hieradet_sam2|levit|mlp_mixer|"
-    "mvitv2|naflexvit|nest|pit|pvt_v2|qwen3_vit|sequencer|(torchvision.)?swin_transformer(_v2|_v2_cr)?|tiny_vit|tnt|"
+    "mvitv2|naflexvit|nest|pit|qwen3_vit|sequencer|(torchvision.)?swin_transformer(_v2|_v2_cr)?|tiny_vit|tnt|"
     "twins|(torchvision.)?vision_transformer(_relpos|_sam)?|volo|xcit"
 )
 BETWEEN = re.compile(r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embed|pre_logits|conv_head)(\.|$)")  # no blocks

@@ -109,6 +109,18 @@ class Gate(Mechanism):
         return cls(channels, start=start, **options)  # type: ignore[call-arg]
 
 
+TORCHSCRIPT = (
+    "attention does not work in TorchScript (torch.jit, torch.onnx.export(dynamo=False)): use torch.export, or "
+    "torch.onnx.export(..., dynamo=True)"
+)
+
+
+def refuse_tracing() -> None:
+    """Raise inside ``torch.jit.trace``: what is chosen by the shape of one batch would be wrong for another."""
+    if torch.jit.is_tracing():
+        raise UserError(TORCHSCRIPT)
+
+
 class Kernel(Mechanism):
     """A mechanism that replaces the arithmetic of a convolution."""
 
