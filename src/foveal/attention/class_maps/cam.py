@@ -23,14 +23,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foveal.attention.class_maps.choose import last_map
 from foveal.attention.class_maps.gradients import BatchNorm, class_gradients
+from foveal.attention.class_maps.kinds import MORE
 from foveal.attention.class_maps.layout import Reshape
 from foveal.attention.class_maps.taps import Taps, unwrapped
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.second_order.mode import SecondOrder
 
-MapKind = Literal["channel", "gradcam"]
-KINDS = ("channel", "gradcam")
+MapKind = Literal["channel", "gradcam", "gradcam++", "layercam", "eigencam"]
+KINDS = ("channel", "gradcam")  # those that are trained on
 
 
 def class_attention(features: Tensor, gradient: Tensor, kind: MapKind = "channel") -> Tensor:
@@ -44,7 +45,7 @@ def class_attention(features: Tensor, gradient: Tensor, kind: MapKind = "channel
     Args:
         features: (N, C, H, W).
         gradient: (..., N, C, H, W), one for each class.
-        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM, or one of :mod:`foveal.attention.class_maps.kinds`.
 
     Returns:
         (..., N, H, W), not negative, float32 or wider; zero for a sample whose gradient overflowed.
@@ -54,13 +55,17 @@ def class_attention(features: Tensor, gradient: Tensor, kind: MapKind = "channel
     >>> class_attention(features, gradient, "gradcam"), class_attention(features, gradient, "channel")
     (tensor([[[1., 2.]]]), tensor([[[1.5000, 3.0000]]]))
     """
+    if kind in MORE:
+        wide = torch.promote_types(gradient.dtype, torch.float32)
+        with torch.autocast(features.device.type, enabled=False):
+            return MORE[kind](features.to(wide), torch.where(gradient.isfinite(), gradient, 0).to(wide))
     return _map(features, _weights(gradient, kind))
 
 
 def _weights(gradient: Tensor, kind: MapKind) -> Tensor:
     """The channels' weights α (..., N, C) in float32 or wider; zero for a sample whose gradient is not finite."""
     if kind not in KINDS:
-        raise unknown("kind", str(kind), KINDS)
+        raise unknown("kind", str(kind), (*KINDS, *MORE))
     wide = torch.promote_types(gradient.dtype, torch.float32)
     weights = (gradient.relu() if kind == "channel" else gradient).mean((-2, -1), dtype=wide)
     return torch.where(weights.isfinite().all(-1, keepdim=True), weights, 0)
@@ -105,7 +110,8 @@ def cam(
         target: the class of each sample, int64 (N,), or K classes of each, (N, K), or one number for all samples.
         at: the layer whose features the map is computed from, or several; None: the last one with a map of the image,
             in a ViT with a class token the first norm of its last block (the model runs once more to find it).
-        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
+        kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM, ``gradcam++``, ``layercam``, or ``eigencam``, which does
+            not depend on the class.
         order: 1: a loss on the maps acts through the features only; 2: through the gradient as well, by a double
             backward. Where something after the layer cannot be differentiated twice (deformable convolution, compiled
             parts), order 1 is used, with a warning; fused attention is replaced by plain attention instead.
@@ -213,6 +219,11 @@ def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: Ba
 
 def class_maps(traced: Traced, kind: MapKind = "channel") -> dict[str, Tensor]:
     """Layer to maps (N, K, H, W)."""
+    if kind in MORE:
+        return {
+            name: torch.stack([class_attention(features, gradient, kind) for gradient in gradients], 1)
+            for name, (features, gradients) in traced.items()
+        }
     return {
         name: _map(features, torch.stack([_weights(gradient, kind) for gradient in gradients])).movedim(0, 1)
         for name, (features, gradients) in traced.items()

@@ -23,7 +23,9 @@ def last_map(model: nn.Module, inputs: tuple[Any, ...]) -> str:
         inputs: what it takes; the first is the images (N, C, H, W).
     """
     image = inputs[0] if inputs else None
-    samples, size = (len(image), tuple(image.shape[2:])) if isinstance(image, Tensor) and image.ndim == 4 else (0, None)
+    samples, size = 0, None
+    if isinstance(image, Tensor) and image.ndim == 4:
+        samples, size = len(image), (image.shape[2], image.shape[3])
     prefix, nhwc, maps = prefix_tokens(model), is_nhwc(model), list[tuple[str, int]]()
 
     def note(name: str) -> Any:

@@ -1,0 +1,49 @@
+"""Grad-CAM++, LayerCAM and EigenCAM: equal to pytorch-grad-cam, up to its scale."""
+
+import pytest
+import timm
+import torch
+from small_net import images, randomise
+
+import foveal
+from foveal.errors import UserError
+
+CLASSES = {"gradcam++": "GradCAMPlusPlus", "layercam": "LayerCAM", "eigencam": "EigenCAM"}
+
+
+def scaled(maps):
+    maps = maps - maps.amin((1, 2), keepdim=True)
+    return maps / (maps.amax((1, 2), keepdim=True) + 1e-7)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_equals_pytorch_grad_cam(kind):
+    theirs = pytest.importorskip("pytorch_grad_cam")
+    torch.manual_seed(0)
+    model, x = randomise(timm.create_model("resnet10t", num_classes=6)).eval(), images(2, (96, 96))
+    targets = [theirs.utils.model_targets.ClassifierOutputTarget(c) for c in (1, 5)]
+    with getattr(theirs, CLASSES[kind])(model, [model.layer4]) as other:
+        other.forward(x, targets)
+        kept = other.activations_and_grads
+        features, gradients = kept.activations[0].numpy(), kept.gradients[0].numpy() if kept.gradients else None
+        expected = torch.as_tensor(other.get_cam_image(x, model.layer4, targets, features, gradients, False))
+    maps = foveal.cam(model, x, torch.tensor([1, 5]), kind=kind).detach()
+    if kind == "eigencam":  # whose sign is open
+        peaks = expected.flatten(1).gather(1, expected.flatten(1).abs().argmax(1, keepdim=True)).sign()
+        expected = expected * peaks[..., None]
+    torch.testing.assert_close(scaled(maps), scaled(expected.relu().float()), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_several_classes_and_gradients(kind):
+    model, x = timm.create_model("resnet10t", num_classes=6).eval(), images(2, (64, 64))
+    both = foveal.cam(model, x, torch.tensor([[1, 5], [2, 0]]), kind=kind)
+    assert both.shape == (2, 2, 2, 2)
+    torch.testing.assert_close(both[:, 0], foveal.cam(model, x, torch.tensor([1, 2]), kind=kind))
+    both.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_an_unknown_kind():
+    with pytest.raises(UserError, match=r"did you mean 'layercam'"):
+        foveal.cam(timm.create_model("resnet10t"), images(1, (64, 64)), 0, kind="layrcam")
