@@ -387,10 +387,11 @@ def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     folder = find_run(out)
     recipe = complete(folder.recipe())
     stored = _weights(folder)
-    model = find_task(recipe.task).rebuild(_at_the_same_sites(recipe, stored.about), stored.about)
+    about = {key: value for key, value in stored.about.items() if key != "inserted"}
+    model = find_task(recipe.task).rebuild(_at_the_same_sites(recipe, stored.about), about)
     try:
         model.load_state_dict(stored.tensors)
     except RuntimeError as error:
         file, problem = folder.file("weights.safetensors"), textwrap.shorten(str(error), 300)
         raise RunError(f"{file} does not fit the model of recipe.yaml: {problem}") from error
-    return model.eval(), stored.about
+    return model.eval(), about
