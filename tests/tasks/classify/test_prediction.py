@@ -13,7 +13,7 @@ from foveal.errors import UserError
 from foveal.runs import RunFolder, Stored
 from foveal.see.draw.class_maps import TRUE
 from foveal.tasks import fit, load_model, predict
-from foveal.tasks.answers import true_answers
+from foveal.tasks.answers import answer_lines, true_answers
 
 RUNS = {
     "sharpened": ["loss.sharpen.kind=gradcam", "title=sharpened"],
@@ -100,3 +100,8 @@ def test_a_run_of_another_task_cannot_stand_beside(runs, tmp_path) -> None:
     fit(tiny_recipe(tmp_path, "train.epochs=1"), tmp_path / "refer", progress=False)
     with pytest.raises(UserError, match=r"of task refer and cannot stand beside .* of task classify"):
         predict(runs / "plain", runs / "photo.png", beside=tmp_path / "refer")
+
+
+def test_long_names_are_aligned():
+    lines = answer_lines([("cat", 0.5), ("American Staffordshire terrier", 0.3), ("dog", 0.2)], ["dog"])
+    assert len({line.index("%") for line in lines}) == 1
