@@ -91,8 +91,9 @@ def test_one_gate_a_block(name, count, first, last):
 
 def test_stems_and_downsampling_are_no_usual_places():
     assert all("downsample" not in name for name in find(built("convnext_atto"), "aw"))
-    with pytest.raises(UserError, match=r"only its stem and what reduces the resolution.*at="):
-        find(built("mambaout_tiny"), "aw")
+    for name in ("mambaout_tiny", "edgenext_xx_small"):
+        with pytest.raises(UserError, match=r"only its stem and what reduces the resolution.*at="):
+            find(built(name), "aw")
 
 
 def test_of_a_detector_only_the_backbone():

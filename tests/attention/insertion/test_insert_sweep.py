@@ -40,7 +40,6 @@ ARCHITECTURES = (
     "repvgg_a0",
     "rexnet_100",
     "convnext_atto",
-    "edgenext_xx_small",
     "mobilevit_xxs",
     "ese_vovnet19b_slim",
     "cspresnet50",
@@ -53,7 +52,6 @@ ARCHITECTURES = (
 OPTIONS = {
     "vgg11_bn": {"mlp_ratio": 0.01},  # its two widest layers, a hundred million weights, are beside the point
     "convnext_atto": {"ls_init_value": 0.5},  # else its blocks hardly count before training
-    "edgenext_xx_small": {"ls_init_value": 0.5},
 }
 
 

@@ -47,7 +47,7 @@ TOKENS = re.compile(
     "mvitv2|naflexvit|nest|pit|qwen3_vit|sequencer|(torchvision.)?swin_transformer(_v2|_v2_cr)?|tiny_vit|tnt|"
     "twins|(torchvision.)?vision_transformer(_relpos|_sam)?|volo|xcit"
 )
-BETWEEN = re.compile(r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embed|pre_logits|conv_head)(\.|$)")  # no blocks
+BETWEEN = re.compile(r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embe?d|pre_logits|conv_head)(\.|$)")  # no blocks
 BACKBONES = ("backbone.body.", "backbone.")  # of detectors and segmenters: the rest is not what was pretrained
 INSIDE = re.compile("Squeeze|Excit|SE(?![a-z])")  # modules that are squeeze and excitation already
 
