@@ -69,7 +69,7 @@ def test_a_head_beside_the_network_is_no_stage():
 def test_a_transformer_has_no_usual_place(mechanism):
     with torch.device("meta"):
         model = timm.create_model("vit_tiny_patch16_224")
-    with pytest.raises(UserError, match=f"no usual place for '{mechanism}'; choose layers with at="):
+    with pytest.raises(UserError, match=f"works on tokens, and '{mechanism}' serves 2-D .* at= chooses layers"):
         foveal.insert(model, mechanism)
 
 

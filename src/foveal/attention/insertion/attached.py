@@ -22,11 +22,12 @@ class Attended:
         # PyTorch 2.8 compiles neither next() with a default nor isinstance() of a union.
         kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
         gates = [module for module in self.attached.values() if isinstance(module, Gate)]
+        before = [gate for gate in gates if gate.before]
         try:
-            if kernels or any([gate.before for gate in gates]):
+            if kernels or before:
                 (maps,) = [_check_batch(self, x) for x in (*args, *kwargs.values())]
-                for gate in gates:
-                    maps = gate(maps) if gate.before else maps
+                for gate in before:
+                    maps = gate(maps)
                 output = kernels[0].convolve(self, maps) if kernels else super().forward(maps)  # type: ignore
             else:
                 output = _check_batch(self, super().forward(*args, **kwargs))  # type: ignore

@@ -77,7 +77,8 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
             f"{type(model).__name__} works on tokens, and {name!r} serves 2-D feature maps (N, C, H, W), which it does "
             "not have between its blocks; foveal.watch shows its own attention, at= chooses layers all the same"
         )
-    if family in ENDS and issubclass(mechanism, Gate) and (ends := _ends(model, *ENDS[family])):
+    at_ends = issubclass(mechanism, Gate) and mechanism.usual.__func__ is Gate.usual.__func__  # type: ignore[attr-defined]
+    if family in ENDS and at_ends and (ends := _ends(model, *ENDS[family])):
         return ends
     sites = mechanism.usual(model)
     if family.startswith(("torchvision.detection", "torchvision.segmentation")):

@@ -66,7 +66,7 @@ def fused_gates(
     return out
 
 
-def compiled_conv(conv: nn.Module) -> plain.Layer:
+def compiled_conv(conv: Any) -> plain.Layer:
     """``conv`` of a spatial gate, or inside ``torch.compile`` on a GPU the operator that replaces it."""
     if not torch.compiler.is_compiling() or exporting() or not _usual_conv(conv):
         return conv
