@@ -74,15 +74,11 @@ def test_what_a_module_in_the_current_folder_registers_is_listed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [(("data", "my-data"), "my own"), (("sites", "resnet18", "--mechanism", "mine"), "layer1.0.bn2")],
-)
-def test_what_a_module_in_the_current_folder_registers_is_known(words, expected, tmp_path):
+def test_what_a_module_in_the_current_folder_registers_is_known(tmp_path):
     (tmp_path / "my_module.py").write_text(MINE)
-    done = foveal(tmp_path, *words)
+    done = foveal(tmp_path, "sites", "resnet18", "--mechanism", "mine")
     assert done.returncode == 0, done.stderr
-    assert expected in done.stdout
+    assert "layer1.0.bn2" in done.stdout
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import json
 import threading
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,14 +153,16 @@ def test_kernels_are_launched_on_the_gpu_of_their_tensor(monkeypatch):
 
     @contextmanager
     def device_of(x):
-        happened.append(f"to the GPU of {x}")
+        happened.append(f"to GPU {x.get_device()}")
         yield
         happened.append("back")
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch = support.on_its_device(lambda x, y, *, z: happened.append(f"launch {y} {z}") or y)
-    assert launch("x", 1, z=2) == 1
-    assert happened == ["to the GPU of x", "launch 1 2", "back"]
+    assert launch(SimpleNamespace(is_cuda=True, get_device=lambda: 1), 1, z=2) == 1
+    assert launch(SimpleNamespace(is_cuda=True, get_device=lambda: 0), 3, z=4) == 3
+    assert happened == ["to GPU 1", "launch 1 2", "back", "launch 3 4"]
 
 
 def test_a_tensor_of_the_cpu_needs_no_gpu():

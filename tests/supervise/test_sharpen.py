@@ -435,7 +435,8 @@ def test_steps_leak_nothing() -> None:
         gc.collect()
         return sum(issubclass(type(o), Tensor) for o in gc.get_objects())
 
-    assert steps(4) == steps(200)
+    few = steps(4)
+    assert steps(200) <= few  # fewer if an earlier test left some
 
 
 BAD = [

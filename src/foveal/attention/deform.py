@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
-from torchvision.ops import deform_conv2d
 
 from foveal.attention.insertion.registry import Kernel, Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import block_convolutions
@@ -163,6 +162,8 @@ class DeformableKernel(Kernel):
         x, offset = x.to(wide), offset.to(wide)
         modulation = None if modulation is None else modulation.to(wide)
         if first_order_suffices():
+            from torchvision.ops import deform_conv2d  # imports the compiler, which takes seconds
+
             out = deform_conv2d(x, offset, weight, bias, self.stride, self.padding, self.dilation, modulation)
         else:
             points = sampling_points(offset, *geometry)

@@ -273,7 +273,8 @@ def test_a_damaged_image_is_one_line(tmp_path, workers):
     for n in range(10):
         path = tmp_path / "imagefolder" / "ant" / f"{n}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"<html>")
+        noise(n).save(path)
+        path.write_bytes(path.read_bytes()[:-200])  # its header is right
     source = build("imagefolder", tmp_path, workers=workers)
     with pytest.raises(DataError, match=r"^.*\.jpg cannot be read as an image .*; remove or replace it$") as caught:
         batches(source, "test", 1)

@@ -180,7 +180,7 @@ class _Products(torch.autograd.Function):
             window.tap(ds).copy_((gradient * products[begin:end].view(gradient.shape)).sum((1, 2)))
             scaled = (gradient * window.tap(s)[:, None, None]).reshape(-1, c2)
             image = window.read(images)
-            torch.mm(scaled.T, image.reshape(-1, c1), out=window.tap(dw))
+            window.tap(dw).copy_(scaled.T @ image.reshape(-1, c1))
             window.read(dx).add_((scaled @ window.tap(kernel)).view(image.shape))
         ds, dw = ds.permute(0, 3, 1, 2), dw.permute(0, 3, 1, 2)
         return match_layout(dx.permute(0, 3, 1, 2), x), dw, match_layout(ds, scale), None, None, None
