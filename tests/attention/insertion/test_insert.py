@@ -27,9 +27,8 @@ MODELS = {
 REDUCED = ("aw", "se", "cbam")  # mechanisms with a bottleneck, and with an initialisation of the paper's own
 OPTIONS = {"own": {"reduction": 2}, "mobilenet": {"reduction": 4}}  # narrow layers
 each_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
-QUICK = ("own",)  # other models are slow tests; a quick sweep is in test_insert_sweep.py
-each_model = pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+each_model = pytest.mark.parametrize(  # a quick sweep over others is in test_insert_sweep.py
+    "name", ["own", *(pytest.param(name, marks=pytest.mark.slow) for name in ("torchvision", "mobilenet"))]
 )
 
 

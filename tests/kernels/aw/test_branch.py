@@ -110,8 +110,11 @@ def assert_same(actual, expected, rtol=1e-4, atol=2e-4):
         torch.testing.assert_close(actual[name], part, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@pytest.mark.parametrize("case", [case if case in FAST else pytest.param(case, marks=slow) for case in CASES])
-@pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=slow), pytest.param("mixed", marks=slow)])
+@pytest.mark.parametrize(
+    ("case", "mode"),
+    [(case, "train") if case in FAST else pytest.param(case, "train", marks=slow) for case in CASES]
+    + [pytest.param(case, mode, marks=slow) for case in FAST for mode in ("eval", "mixed")],
+)
 def test_equals_the_modules(case, mode, launched):
     """After two steps, so that the running statistics and the first update count."""
     layer, x = make(**CASES[case]), images()

@@ -1,4 +1,4 @@
-"""The convolution of two maps to one as an operator that the compiler sees; cuDNN has no fast kernel for it."""
+"""The convolution of two maps to one as an operator that the compiler sees."""
 
 from __future__ import annotations
 
