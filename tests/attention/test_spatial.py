@@ -329,8 +329,11 @@ def test_autocast_keeps_the_dtype_of_the_maps(dtype):
 def test_tables_made_in_inference_mode_serve_training():
     module, x = make(channels=4), maps(channels=4, size=(11, 3))
     with torch.inference_mode():
-        module(x)
-    module(x).sum().backward()
+        expected = module(x)
+    out = module(x)
+    out.sum().backward()
+    torch.testing.assert_close(out, expected.clone())
+    assert all(parameter.grad is not None for parameter in module.parameters())
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def test_a_former_name_can_be_extended_with_a_hint(write):
 def test_names_of_today_give_no_hint():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load(SOFT)
+        assert load(SOFT).name == SOFT
 
 
 @pytest.mark.parametrize("name", ["hattnet/table1/mref-sotf", "hattnet/mref-sotf"])

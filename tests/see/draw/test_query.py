@@ -65,7 +65,9 @@ def test_points_of_a_record():
     with foveal.watch(conv) as seen:
         conv(torch.rand(1, 3, 9, 9))
     points, modulation = seen["deform"].values, seen["deform"].parts["modulation"].values
-    sampling(torch.rand(3, 9, 9), points[0, 0, :, 4, 4], (4, 4), modulation=modulation[0, 0, :, 4, 4])
+    assert points[0, 0, :, 4, 4].tolist() == [[x, y] for y in (3, 4, 5) for x in (3, 4, 5)]  # offsets start at zero
+    picture = sampling(torch.rand(3, 9, 9), points[0, 0, :, 4, 4], (4, 4), modulation=modulation[0, 0, :, 4, 4])
+    assert {ImageColor.getrgb(DOT), ImageColor.getrgb(MARK)} <= set(colours(picture))
 
 
 @pytest.mark.parametrize(
