@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from foveal.data.images.labelled import ImageSet
 from foveal.data.place import Place
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -48,27 +50,33 @@ class ImageOptions:
 
 
 @dataclass(frozen=True)
-class Format:
-    """A dataset's format and what is usual with it.
+class ImageFormat(Generic[Found]):
+    """What formats of images have in common, whatever is to be said of the images.
 
     Attributes:
         name, title: in recipes, and for people.
         read: finds classes and samples in the folder.
         place: where the folder is; None for an embedded dataset.
-        size, augment, flip, val_fraction, mean, std: as in :class:`ImageOptions`.
+        flip, val_fraction, mean, std: what is usual; as in the options of the dataset.
         note: added to the description.
         own_files: whether the images are the user's own, so that the dataset is called after their folder.
     """
 
     name: str
     title: str
-    read: Callable[[Path], ImageSet]
+    read: Callable[[Path], Found]
     place: Place | None = None
-    size: int = 224
-    augment: Literal["none", "small", "crop", "large"] = "large"
     flip: bool = True
     val_fraction: float = 0.1
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     note: str = ""
     own_files: bool = False
+
+
+@dataclass(frozen=True)
+class Format(ImageFormat[ImageSet]):
+    """A format of images with labels; ``size`` and ``augment`` as in :class:`ImageOptions`."""
+
+    size: int = 224
+    augment: Literal["none", "small", "crop", "large"] = "large"

@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from foveal.data.images.crops import MaskedImages
+from foveal.data.images.format import ImageFormat
 from foveal.data.images.masks import Classes
 from foveal.data.images.reading import read_image
-from foveal.data.place import Place
 from foveal.errors import DataError
 
 ROTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values of images whose sides are exchanged
@@ -88,30 +88,11 @@ class SegmentSet:
 
 
 @dataclass(frozen=True)
-class SegmentFormat:
-    """A dataset's format and what is usual with it.
+class SegmentFormat(ImageFormat[SegmentSet]):
+    """A format of images with masks; ``crop`` and ``scale`` as in :class:`SegmentOptions`."""
 
-    Attributes:
-        name, title: in recipes, and for people.
-        read: finds classes and files in the folder.
-        place: where the folder is; None for an embedded dataset.
-        crop, scale, flip, val_fraction, mean, std: as in :class:`SegmentOptions`.
-        note: added to the description.
-        own_files: whether the images are the user's own, so that the dataset is called after their folder.
-    """
-
-    name: str
-    title: str
-    read: Callable[[Path], SegmentSet]
-    place: Place | None = None
     crop: tuple[int, int] = (512, 512)
     scale: tuple[float, float] = (0.5, 2.0)
-    flip: bool = True
-    val_fraction: float = 0.1
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)  # ImageNet's
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    note: str = ""
-    own_files: bool = False
 
 
 def read_pair(image_file: Path, mask_file: Path, read_mask: ReadMask | None) -> tuple[Image.Image, Classes]:
