@@ -79,8 +79,12 @@ def test_demo_on_a_small_table(call, table):
     assert status == 0
     assert out.startswith("widths.yaml: how wide\n")
     assert "[2/2] widths.yaml/wide seed 0: accuracy" in out
+    (heading,) = (line.replace("┃", " ").split() for line in out.splitlines() if "┃" in line)
+    assert heading == ["narrow", "wide"]
     rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines() if "│" in line]
-    assert [row[1] for row in rows] == ["narrow", "wide"]
+    assert {"Accuracy, %", "parameters", "seconds"} <= {row[1] for row in rows}
+    assert all(len(row) == 5 for row in rows)
+    assert "…" not in out
     assert f"Open it in a browser: {table / 'runs/widths/report.html'}" in out
     assert (table / "runs/widths/report.html").exists()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from foveal.cli.catalogue import LISTS, listed
 from foveal.cli.terminal import Data, Overrides, columns, console, listing, say, say_written
@@ -37,18 +37,19 @@ def demo(
 
 
 def _show_metrics(cells: Sequence[Cell]) -> None:
-    """A row a model: its metrics, size and time."""
+    """A column per model: its metrics, size and time."""
     from foveal.measure.info import metric_info
     from foveal.runs import RunFolder
 
     results = [RunFolder(cell.out).result() for cell in cells]
     stored = {key: info for result in results for key, info in result["infos"].items()}
     infos = [info for key in stored if (info := metric_info(key, stored[key])).better][:4]
-    table = Table("model", *(info.heading for info in infos), "parameters", "seconds")
-    for result in results:
-        values = [result["metrics"].get(info.key) for info in infos]
-        numbers = ["–" if value is None else info.show(value) for info, value in zip(infos, values, strict=True)]
-        table.add_row(result["title"], *numbers, f"{result['parameters']:,}", f"{result['seconds']:.0f}")
+    table = Table("", *(Column(result["title"], justify="right", overflow="fold") for result in results))
+    for info in infos:
+        values = [result["metrics"].get(info.key) for result in results]
+        table.add_row(info.heading, *("–" if value is None else info.show(value) for value in values))
+    table.add_row("parameters", *(f"{result['parameters']:,}" for result in results))
+    table.add_row("seconds", *(f"{result['seconds']:.0f}" for result in results))
     console.print(table)
 
 
