@@ -6,8 +6,9 @@ to the answer that is always correct and only slower.
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -128,29 +129,6 @@ def frees_its_buffers(node: Any) -> bool:
 
 # Modules ----------------------------------------------------------------------------------------------------------
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_global_hooks = tuple(_private(nn.modules.module, f"_global{name}") for name in _HOOKS)
-
-
-def unchanged(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether calling ``module`` does what ``kind`` does and nothing else: no subclass, hook, or forward of its own.
-
-    If unknown, False.
-
-    >>> layer = nn.Linear(2, 2)
-    >>> unchanged(layer, nn.Linear), unchanged(layer, nn.Conv2d)
-    (True, False)
-    """
-    return (
-        type(module) is kind
-        and not any(getattr(module, name, True) for name in _HOOKS)
-        and not any(hooks is None or hooks for hooks in _global_hooks)
-        and "forward" not in module.__dict__
-        and not is_compiled_in_place(module)
-    )
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(
     hooks
     for name in ("forward", "forward_pre", "backward", "backward_pre")
@@ -161,13 +139,25 @@ _GLOBAL_HOOKS = tuple(
 def only_computes(module: nn.Module, plain: type[nn.Module]) -> bool:
     """Whether calling ``module`` does what class ``plain`` does and nothing else: no subclass, hook or other forward.
 
-    If unknown, False.
+    If unknown, False. It runs several times for every call of a layer: no loops.
+
+    >>> layer = nn.Linear(2, 2)
+    >>> only_computes(layer, nn.Linear), only_computes(layer, nn.Conv2d)
+    (True, False)
     """
     if type(module) is not plain:  # a subclass, a parametrised module, or another one
         return False
-    if any(getattr(module, name, True) for name in _HOOKS) or any(_GLOBAL_HOOKS):
+    state = module.__dict__
+    try:
+        hooked = (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state["_backward_hooks"]
+            or state["_backward_pre_hooks"]
+        )
+    except KeyError:
         return False
-    return "forward" not in module.__dict__ and not is_compiled_in_place(module)
+    return not (hooked or "forward" in state or any(_GLOBAL_HOOKS) or is_compiled_in_place(module))
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
@@ -269,21 +259,99 @@ def raise_recompile_limit(limit: int = 64) -> None:
 # Triton -----------------------------------------------------------------------------------------------------------
 
 
-def compiled_launch(compiled: Any, grid: tuple[int, ...]) -> Callable[..., Any] | None:
-    """A function that launches a kernel which Triton has compiled, with all its arguments; None if unknown.
+class Address:
+    """What Triton asks of a tensor that is known by its address."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        """The address."""
+        return self.address
+
+
+_raw_stream = _private(torch, "_C._cuda_getCurrentRawStream")
+_LAUNCHER = "iiiKKppOOOOOO"  # first arguments of the C function that launches: grid, stream, function, …, two hooks
+_MOST_MAPS = 256  # tensor maps that are kept for an argument
+
+
+def compiled_launch(
+    compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
+) -> Callable[[list[int | None]], Any] | None:
+    """A function that launches a kernel which Triton has compiled, given the addresses of its tensors; None if unknown.
 
     Args:
         compiled: what a launch through Triton returned; None in its interpreter.
-        grid: three numbers.
+        grid: number of programs.
+        descriptors: for every tensor, its descriptor or None for a pointer.
+        rest: the arguments after the tensors.
     """
+    direct = _direct_launch(compiled, grid, descriptors, rest)
+    if direct is not None:
+        return direct
     try:
-        return compiled[grid]
+        run = compiled[grid]
     except (TypeError, AttributeError):
         return None
 
+    def launch(addresses: list[int | None]) -> Any:
+        tensors = [a if d is None else _rebased(d, a) for a, d in zip(addresses, descriptors, strict=True)]
+        return run(*tensors, *rest)
 
-def rebased(descriptor: Any, tensor: Tensor | None) -> Any:
-    """A tensor descriptor like ``descriptor``, of a tensor of the same shape, without checking it again."""
+    return launch
+
+
+def _direct_launch(
+    compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
+) -> Callable[[list[int | None]], Any] | None:
+    """The same without Triton's wrappers in Python, as Triton 3.6 has them: they take longer than the launch itself.
+
+    Tensor maps are kept by address: PyTorch's allocator returns the same addresses in every step.
+    """
+    driver = sys.modules.get("triton.backends.nvidia.driver")
+    if _raw_stream is None or getattr(driver, "_BASE_ARGS_FORMAT", None) != _LAUNCHER:
+        return None
+    try:
+        launcher, metadata = compiled.run, compiled.metadata
+        if launcher.global_scratch_size or launcher.profile_scratch_size:
+            return None
+        start = launcher.launch
+        expand, about = driver.make_tensordesc_arg, list(metadata.tensordesc_meta or ())  # type: ignore[union-attr]
+        indices = [i for i, descriptor in enumerate(descriptors) if descriptor is not None]
+        if len(about) != len(indices):
+            return None
+        if indices:
+            start = inspect.getclosurevars(start).nonlocals["launcher"]
+        head = compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None
+        head = (*head, compiled.packed_metadata, None, None, None)
+    except (AttributeError, KeyError, TypeError):
+        return None
+    stream, device = _raw_stream, torch.cuda.current_device()
+    if not indices:
+        return lambda addresses: start(*grid, stream(device), *head, *addresses, *rest)
+    maps: dict[int, dict[int, list[Any]]] = {i: {} for i in indices}
+    kinds = dict(zip(indices, about, strict=True))
+
+    def launch(addresses: list[int | None]) -> Any:
+        arguments: list[Any] = []
+        for i, address in enumerate(addresses):
+            known = maps.get(i)
+            if known is None:
+                arguments.append(address)
+                continue
+            expanded = known.get(address)  # type: ignore[arg-type]
+            if expanded is None:
+                if len(known) >= _MOST_MAPS:
+                    known.clear()
+                expanded = known[address] = expand(_rebased(descriptors[i], address), kinds[i])  # type: ignore[index]
+            arguments += expanded
+        return start(*grid, stream(device), *head, *arguments, *rest)
+
+    return launch
+
+
+def _rebased(descriptor: Any, address: int | None) -> Any:
+    """A tensor descriptor like ``descriptor`` of the memory at ``address``, without checking it again."""
     copy = object.__new__(type(descriptor))
-    copy.__dict__.update(descriptor.__dict__, base=tensor)
+    copy.__dict__.update(descriptor.__dict__, base=Address(address or 0))
     return copy

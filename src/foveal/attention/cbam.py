@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
 from foveal.attention.records.record import Attends
-from foveal.compat import unchanged
+from foveal.compat import only_computes
 from foveal.errors import UserError, unknown
 from foveal.kernels.gates.fused import compiled_conv, fused_gates
 from foveal.kernels.gates.plain import blend, channel_gate, spatial_gate
@@ -113,11 +113,11 @@ class CBAM(Gate):
     def _fused(self, x: Tensor) -> Tensor | None:
         """The result in few launches, or None where the plain form must run."""
         channel, spatial = self.channel, self.spatial
-        if channel.watchers or not (unchanged(channel, ChannelGate) and unchanged(self.blend, Blend)):
+        if channel.watchers or not (only_computes(channel, ChannelGate) and only_computes(self.blend, Blend)):
             return None
         gate: tuple[nn.Module, ...] = ()
         if spatial is not None:
-            if spatial.watchers or not unchanged(spatial, SpatialGate):
+            if spatial.watchers or not only_computes(spatial, SpatialGate):
                 return None
             gate = spatial.conv, spatial.norm
         return fused_gates(x, channel.pools, channel.squeeze, channel.excite, self.blend.amount, *gate)

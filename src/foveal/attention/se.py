@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
-from foveal.compat import unchanged
+from foveal.compat import only_computes
 from foveal.kernels.gates.fused import fused_gates
 from foveal.kernels.gates.plain import channel_gate
 
@@ -39,7 +39,7 @@ class SqueezeExcite(Gate):
 
     def forward(self, x: Tensor) -> Tensor:
         """Gate ``x`` (N, C, H, W)."""
-        if not self.watchers and unchanged(self.blend, Blend):
+        if not self.watchers and only_computes(self.blend, Blend):
             out = fused_gates(x, ("avg",), self.squeeze, self.excite, self.blend.amount)
             if out is not None:
                 return out

@@ -1,4 +1,4 @@
-"""A Triton kernel that is ready to launch for one shape: all but the tensors is prepared once."""
+"""Launches of Triton kernels whose arguments are prepared once: all but the addresses of tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from foveal.compat import compiled_launch, rebased
+from foveal.compat import compiled_launch
 
 View = tuple[list[int], list[int], list[int]]
 """Shape, strides and block of a tensor that a kernel reads through a tensor descriptor."""
 DIRECT = os.environ.get("FOVEAL_DIRECT_LAUNCH", "1") != "0"  # whether launches skip what Triton does again every time
+MOST = 4096  # prepared launches that are kept
+_ready: dict[Any, Prepared] = {}
 
 
 class Prepared:
@@ -26,7 +28,7 @@ class Prepared:
     Args:
         kernel: decorated with ``triton.jit``; tensors are its first arguments.
         grid: number of programs along up to three axes.
-        views: for every tensor, how a descriptor sees it, or None for a pointer.
+        views: for every tensor, how a descriptor sees its memory, or None for a pointer.
         rest: the other arguments.
         options: of Triton: warps and stages.
     """
@@ -39,22 +41,23 @@ class Prepared:
         rest: Sequence[Any],
         options: Mapping[str, int],
     ) -> None:
-        self.kernel, self.grid, self.views = kernel, (*grid, 1, 1)[:3], views
+        x, y, z = (*grid, 1, 1)[:3]
+        self.kernel, self.grid, self.views = kernel, (x, y, z), views
         self.rest, self.options = tuple(rest), options
-        self.again: Callable[..., Any] | None = None
-        self.descriptors: list[TensorDescriptor | None] = []
+        self.again: Callable[[list[int | None]], Any] | None = None
 
     def __call__(self, *tensors: Tensor | None) -> None:
         """Launch it; every tensor has the same shape, strides and dtype as at the first launch."""
-        aligned = all(tensor is None or tensor.data_ptr() % 16 == 0 for tensor in tensors)
-        if self.again is not None and aligned:
-            self.again(
-                *(
-                    tensor if descriptor is None else rebased(descriptor, tensor)
-                    for tensor, descriptor in zip(tensors, self.descriptors, strict=True)
-                ),
-                *self.rest,
-            )
+        bits, addresses = 0, []
+        for tensor in tensors:
+            if tensor is None:
+                addresses.append(None)
+            else:
+                address = tensor.data_ptr()
+                bits |= address
+                addresses.append(address)
+        if self.again is not None and not bits & 15:
+            self.again(addresses)
             return
         descriptors = [
             None if view is None else TensorDescriptor(tensor, *view)
@@ -62,6 +65,27 @@ class Prepared:
         ]
         arguments = [tensor if item is None else item for tensor, item in zip(tensors, descriptors, strict=True)]
         compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
-        if DIRECT and aligned:
-            self.descriptors = [None if item is None else rebased(item, None) for item in descriptors]
-            self.again = compiled_launch(compiled, self.grid)
+        if DIRECT and not bits & 15:
+            self.again = compiled_launch(compiled, self.grid, descriptors, self.rest)
+
+
+def launch(
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...], **options: int
+) -> None:
+    """``kernel[grid](*tensors, *rest, **options)``, prepared at the first launch with these arguments.
+
+    Args:
+        kernel: decorated with ``triton.jit``; it reads all tensors through pointers. The first tensor is not None.
+        grid: number of programs along up to three axes.
+        tensors: its first arguments.
+        rest: the other ones, numbers and strings.
+        **options: of Triton: warps and stages.
+    """
+    kinds = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
+    key = id(kernel), grid, rest, kinds, tensors[0].get_device(), *options.values()  # type: ignore[union-attr]
+    prepared = _ready.get(key)
+    if prepared is None:
+        if len(_ready) >= MOST:
+            _ready.clear()
+        prepared = _ready[key] = Prepared(kernel, grid, (None,) * len(tensors), rest, options)
+    prepared(*tensors)

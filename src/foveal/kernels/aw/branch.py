@@ -3,7 +3,7 @@
     A0 = AvgPool(I) to h×w;  A1 = ReLU(BN(W1 A0));  A = Sigmoid(BN(W2 A1));  multiplier = 1 + A
 
 or A alone without the residual, or 1 + amount·(multiplier − 1) for a start at the identity. In plain PyTorch these are
-some twenty operators forward and twice as many backward on tiny tensors: a GPU waits for Python. Here they are three
+some twenty operators forward and twice as many backward on tiny tensors: a GPU waits for Python. Here they are two
 launches forward and five backward. The plain form, :func:`plain_multiplier`, is the reference and gives second
 derivatives.
 """
@@ -108,7 +108,12 @@ def branch_of(
         return None
     if len(x) * size[0] * size[1] < 2:  # nothing to take statistics of; a norm in training mode says so
         return None
-    if not all(map(only_computes, (norm1, norm2, squeeze, excite), _CLASSES)):
+    if not (
+        only_computes(norm1, nn.BatchNorm2d)
+        and only_computes(norm2, nn.BatchNorm2d)
+        and only_computes(squeeze, nn.Conv2d)
+        and only_computes(excite, nn.Conv2d)
+    ):
         return None
     w1, w2 = squeeze.weight, excite.weight
     first, second = norm_of(norm1), norm_of(norm2)
@@ -116,12 +121,12 @@ def branch_of(
         return None
     parameters = Parameters(w1, norm1.weight, norm1.bias, w2, norm2.weight, norm2.bias, amount)
     tensors = [tensor for tensor in parameters if tensor is not None]
-    if observed(x, *tensors) or any(t.dtype != torch.float32 or not t.is_contiguous() for t in tensors):
+    if observed(x, *tensors):
         return None
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or not tensor.is_contiguous():
+            return None
     return parameters, Branch(size, residual, first, second, dtype)
-
-
-_CLASSES = (nn.BatchNorm2d, nn.BatchNorm2d, nn.Conv2d, nn.Conv2d)
 
 
 def attention_of_cells(pooled: Tensor, w1: Tensor, normalise1: Normalise, w2: Tensor, normalise2: Normalise) -> Tensor:
@@ -245,15 +250,23 @@ class _Site(torch.autograd.Function):
             return dx, dw, db, *of_parameters, None, None
         of_branch = need[0] or any(need[3:10])
         wanted = [need[0], need[1] or of_branch]
-        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted)
+        # The kernel's gradient in the dtype of the parameter, not rounded in between; that of the multiplier unrounded.
+        dtypes = weight.dtype, torch.float32
+        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted, dtypes)
         of_parameters = [None] * 7
         if of_branch:
             assert ds is not None
             of_parameters = branch_launch.backward(ds, dx, True, parameters, kept, ctx.branch)
         if dx is not None and len(x) == 1:
             dx = match_layout(dx, x)
-        dw = dw.to(weight.dtype) if need[1] and dw is not None else None
-        return dx, dw, db, *(part if n else None for part, n in zip(of_parameters, need[3:10], strict=True)), None, None
+        return (
+            dx,
+            dw if need[1] else None,
+            db,
+            *(part if n else None for part, n in zip(of_parameters, need[3:10], strict=True)),
+            None,
+            None,
+        )
 
 
 def _plain_branch(x: Tensor, *rest: Any) -> Tensor:

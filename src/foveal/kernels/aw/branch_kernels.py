@@ -23,26 +23,37 @@ def _cells(H, W, KH: tl.constexpr, KW: tl.constexpr, T: tl.constexpr):
     return i * H // KH, ((i + 1) * H + KH - 1) // KH, j * W // KW, ((j + 1) * W + KW - 1) // KW
 
 
-@triton.jit(do_not_specialize=["H", "W"])
-def pool(
-    x, rows, H, W, C,
-    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
+def squeeze(
+    x, w1, rows, z1, H, W, C, HIDDEN,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """A0: mean of x (N, H, W, C) in each cell, float32 (N·KH·KW, C); a product with the cells' windows."""
-    n, c = tl.program_id(0), tl.program_id(1) * BC + tl.arange(0, BC)
-    t = tl.arange(0, T)
+    """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, HIDDEN).
+
+    A program does one sample. The mean is a product with the cells' windows.
+    """
+    n, t, k = tl.program_id(0), tl.arange(0, T), tl.arange(0, BH)
     top, bottom, left, right = _cells(H, W, KH, KW, T)
-    total = tl.zeros((T, BC), tl.float32)
-    for start in range(0, H * W, BP):
-        p = start + tl.arange(0, BP)
-        y, z = (p // W)[None, :], (p % W)[None, :]
-        inside = (y >= top[:, None]) & (y < bottom[:, None]) & (z >= left[:, None]) & (z < right[:, None])
-        there = (p < H * W)[:, None] & (c < C)[None, :]
-        values = tl.load(x + (n * H * W + p)[:, None] * C + c[None, :], mask=there, other=0.0)
-        total = tl.dot(inside.to(values.dtype), values, total, input_precision=PRECISION)
     area = ((bottom - top) * (right - left)).to(tl.float32)
-    at = (n * KH * KW + t)[:, None] * C + c[None, :]
-    tl.store(rows + at, total / area[:, None], mask=(t < KH * KW)[:, None] & (c < C)[None, :])
+    own = t < KH * KW
+    hidden = tl.zeros((T, BH), tl.float32)
+    for first in range(0, C, BC):
+        c = first + tl.arange(0, BC)
+        total = tl.zeros((T, BC), tl.float32)
+        for start in range(0, H * W, BP):
+            p = start + tl.arange(0, BP)
+            y, z = (p // W)[None, :], (p % W)[None, :]
+            inside = (y >= top[:, None]) & (y < bottom[:, None]) & (z >= left[:, None]) & (z < right[:, None])
+            there = (p < H * W)[:, None] & (c < C)[None, :]
+            values = tl.load(x + (n * H * W + p)[:, None] * C + c[None, :], mask=there, other=0.0)
+            total = tl.dot(inside.to(values.dtype), values, total, input_precision=PRECISION)
+        mean = total / area[:, None]
+        tl.store(rows + (n * KH * KW + t)[:, None] * C + c[None, :], mean, mask=own[:, None] & (c < C)[None, :])
+        kernel = tl.load(w1 + k[None, :] * C + c[:, None], mask=(k < HIDDEN)[None, :] & (c < C)[:, None], other=0.0)
+        hidden = tl.dot(mean, kernel, hidden, input_precision=EXACT)
+    at = (n * KH * KW + t)[:, None] * HIDDEN + k[None, :]
+    tl.store(z1 + at, hidden, mask=own[:, None] & (k < HIDDEN)[None, :])
 
 
 @triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
@@ -225,7 +236,7 @@ def squeeze_grad(
     da1, z1, gamma1, beta1, stats1, dz1, dgamma1, dbeta1, parts, damount, M, HIDDEN, PARTS,
     BATCH1: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """From ∂A1 (M, HIDDEN): ∂z1, ∂γ1 and ∂β1; and ∂amount, the sum of ``parts``."""
+    """From ∂A1 (M, HIDDEN): ∂z1, which may have its memory, ∂γ1 and ∂β1; and ∂amount, the sum of ``parts``."""
     k = tl.program_id(0) * BH + tl.arange(0, BH)
     in_k = k < HIDDEN
     mean, inverse = tl.load(stats1 + k, mask=in_k, other=0.0), tl.load(stats1 + HIDDEN + k, mask=in_k, other=0.0)

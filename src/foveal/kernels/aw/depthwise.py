@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 from torch import Tensor
 
 from foveal.kernels.aw import depthwise_kernels
 from foveal.kernels.aw.estimate import machine
-from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last
+from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, empty_last
 from foveal.kernels.aw.tiles import Launch, box_within_sample, limit
 from foveal.kernels.prepared import Prepared
 from foveal.kernels.tune import Key, run
@@ -34,7 +36,7 @@ class Plan:
         self.forward_key, self.input_key, self.weight_key = (
             Key(f"aw depthwise {kernel}", g.text, g.n, g.device) for kernel in ("forward", "input grad", "weight grad")
         )
-        self.out_shape, self.in_shape = (g.n, g.oh, g.ow, g.c2), (g.n, g.h, g.w, g.c1)
+        self.out_shape, self.in_shape = (g.n, g.c2, g.oh, g.ow), (g.n, g.c1, g.h, g.w)
         self.sides = ceil_div(g.h, g.stride), ceil_div(g.w, g.stride)  # of one interleaved image
         self.sizes = g.h, g.w, g.oh, g.ow
         self.prepared: dict[object, Prepared] = {}
@@ -42,7 +44,7 @@ class Plan:
     def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """O (N, C, H', W')."""
         g, images, kernels = self.geometry, channels_last(x), _kernels(weight, channels_last(scale))
-        out = images.new_empty(self.out_shape)
+        out = empty_last(self.out_shape, x)
 
         def launch(tile: Launch) -> None:
             kind = "forward", tile, None if bias is None else bias.dtype
@@ -56,11 +58,11 @@ class Plan:
             prepared(images, kernels, bias, out)
 
         run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), launch)
-        return out.permute(0, 3, 1, 2)
+        return out
 
     def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
-        """∂I (N, C, H, W) from ∂O (N, H', W', C), weight (C, 1, h, w) and multiplier (N, h, w, C)."""
-        g, kernels, dx = self.geometry, _kernels(weight, s), gradient.new_empty(self.in_shape)
+        """∂I (N, C, H, W) from ∂O (N, C, H', W'), weight (C, 1, h, w) and multiplier (N, C, h, w)."""
+        g, kernels, dx = self.geometry, _kernels(weight, s), empty_last(self.in_shape, gradient)
 
         def launch(tile: Launch) -> None:
             prepared = self.prepared.get(("input", tile))
@@ -73,7 +75,7 @@ class Plan:
             prepared(gradient, kernels, dx)
 
         run(self.input_key, lambda: self.map_tiles(*self.sides), launch)
-        return dx.permute(0, 3, 1, 2)
+        return dx
 
     def map_tiles(self, h: int, w: int) -> list[Launch]:
         """Candidates for maps of h×w, best first by a model like :mod:`foveal.kernels.aw.estimate`."""
@@ -91,26 +93,28 @@ class Plan:
         ]
         return sorted(dict.fromkeys(tiles), key=cost)
 
-    def weights(self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """∂K and ∂s in the shapes of weight and multiplier, from ∂O and s in channels last."""
+    def weights(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
+    ) -> tuple[Tensor, Tensor]:
+        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last."""
         g, images, kernel = self.geometry, channels_last(x), weight.contiguous()
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
-            ds = torch.empty_like(s)
-            kind = weight.dtype if tile.splits == 1 else torch.float32
+            ds = torch.empty_like(s, dtype=dtypes[1])
+            kind = dtypes[0] if tile.splits == 1 else torch.float32
             dw = torch.empty(tile.splits, g.c1, g.kh, g.kw, 1, dtype=kind, device=s.device)
-            prepared = self.prepared.get(("weight", tile))
+            prepared = self.prepared.get(("weight", tile, *dtypes))
             if prepared is None:
                 wide = triton.next_power_of_2(g.kw)
                 rest = g.n, *self.sizes, tile.splits, g.c1, *g.shape, wide, tile.box[2], tile.columns
                 grid = g.kh * tile.splits, ceil_div(g.c1, tile.columns)
                 prepared = Prepared(depthwise_kernels.weight_grad, grid, (None,) * 6, rest, tile.triton_options)
-                self.prepared["weight", tile] = prepared
+                self.prepared["weight", tile, *dtypes] = prepared
             prepared(gradient, images, kernel, s, dw, ds)
-            return dw[0] if len(dw) == 1 else dw.sum(0), ds
+            return dw[0] if len(dw) == 1 else dw.sum(0, dtype=dtypes[0]), ds
 
         dw, ds = run(self.weight_key, self.sum_tiles, launch)
-        return dw.to(weight.dtype).permute(0, 3, 1, 2), ds.permute(0, 3, 1, 2)
+        return dw.permute(0, 3, 1, 2), ds
 
     def sum_tiles(self) -> list[Launch]:
         """Candidates for the weight gradient, with as many parts of the batch as keep the GPU busy; best first."""
@@ -130,5 +134,5 @@ class Plan:
 
 
 def _kernels(weight: Tensor, s: Tensor) -> Tensor:
-    """The samples' own kernels (N, h, w, C), from weight (C, 1, h, w) and multiplier (N, h, w, C)."""
-    return s * weight.permute(1, 2, 3, 0)
+    """The samples' own kernels (N, C, h, w), in channels last like s, from weight (C, 1, h, w) and multiplier s."""
+    return channels_last(s * weight.squeeze(1))

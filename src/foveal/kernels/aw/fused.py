@@ -57,7 +57,9 @@ def aw_conv2d_backward(
     """Gradients of input, kernel and multiplier; ``needed``: whether of the input, whether of the other two."""
     from foveal.kernels.aw import launch
 
-    gradients = launch.backward(g, x, weight, scale, stride[0], padding, dilation, groups, needed)
+    gradients = launch.backward(
+        g, x, weight, scale, stride[0], padding, dilation, groups, needed, (weight.dtype, scale.dtype)
+    )
     dx, dw, ds = (g.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return dx, dw, ds
 
@@ -111,7 +113,8 @@ class _Direct(torch.autograd.Function):
         if observed(g):
             return _gradients(ctx, g)
         wanted = [need[0], need[1] or need[2]]
-        dx, dw, ds = launch.backward(g, x, weight, scale, ctx.stride[0], ctx.padding, ctx.dilation, ctx.groups, wanted)
+        options = ctx.stride[0], ctx.padding, ctx.dilation, ctx.groups
+        dx, dw, ds = launch.backward(g, x, weight, scale, *options, wanted, (weight.dtype, scale.dtype))
         if len(x) == 1:
             dx, ds = (None if part is None else match_layout(part, like) for part, like in ((dx, x), (ds, scale)))
         return dx, dw if need[1] else None, ds if need[2] else None, db, None, None, None, None

@@ -144,7 +144,7 @@ class Geometry:
         full, rest = divmod(self.groups, k)
         packed = weight.new_zeros(self.super_groups, k, out, self.taps, k, into)
         blocks = packed.diagonal(0, 1, 4)  # (super-groups, out, h·w, into, k)
-        source = by_position.view(self.groups, out, self.taps, into)
+        source = by_position.permute(0, 2, 3, 1).reshape(self.groups, out, self.taps, into)
         if full:
             blocks[:full].copy_(source[: full * k].view(full, k, out, self.taps, into).permute(0, 2, 3, 4, 1))
         if rest:
@@ -153,16 +153,24 @@ class Geometry:
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """(N, C, H, W) as contiguous (N, H, W, C); free for a channels-last tensor."""
-    x = x.permute(0, 2, 3, 1).contiguous()
-    # PyTorch ignores the stride of an axis of size one; a tensor descriptor does not.
-    return x.view(-1).view(x.shape) if 1 in x.shape else x
+    """(N, C, H, W) whose memory is that of a contiguous (N, H, W, C); free for a channels-last tensor.
+
+    Strides of axes of size one may be anything; kernels use the address alone.
+    """
+    last = torch.channels_last
+    return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
+
+
+def empty_last(sizes: tuple[int, int, int, int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for (N, C, H, W) in channels last, on the device of ``like`` and in its dtype or another."""
+    _, c, h, w = sizes
+    return torch.empty_strided(sizes, (c * h * w, 1, c * w, c), dtype=dtype or like.dtype, device=like.device)
 
 
 def padded(x: Tensor, h: int, w: int) -> Tensor:
-    """Contiguous (N, H, W, C), padded with zeros to (N, h, w, C)."""
-    down, right = h - x.shape[1], w - x.shape[2]
-    return torch.nn.functional.pad(x, (0, 0, 0, right, 0, down)) if down or right else x
+    """(N, C, H, W) in channels last, padded with zeros to (N, C, h, w)."""
+    down, right = h - x.shape[2], w - x.shape[3]
+    return channels_last(torch.nn.functional.pad(x, (0, right, 0, down))) if down or right else x
 
 
 def interleaved(n: int, h: int, w: int, c: int, stride: int, block: list[int]) -> View:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foveal.kernels.aw import depthwise, gradient_kernels, triton_kernels
 from foveal.kernels.aw.estimate import Work, cycles
-from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, interleaved, padded
+from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, empty_last, interleaved, padded
 from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, launches_across, launches_within
 from foveal.kernels.aw.weight_grad import WeightGradients
 from foveal.kernels.prepared import Prepared
@@ -28,7 +28,7 @@ class Plan:
         self.hopper = g.device.type == "cuda" and capability(g.device)[0] == 9
         self.rows, self.columns = ceil_div(g.h, g.stride), ceil_div(g.w, g.stride)  # of one interleaved image
         self.least = MIN_BYTES // g.dtype.itemsize
-        self.out_shape, self.in_shape = (g.n, g.oh, g.ow, g.c2), (g.n, g.h, g.w, g.c1)
+        self.out_shape, self.in_shape = (g.n, g.c2, g.oh, g.ow), (g.n, g.c1, g.h, g.w)
         self.forward_key = Key("aw forward", g.text, g.n, g.device)
         self.input_key = Key("aw input grad", g.text, g.n, g.device)
         self.weights = WeightGradients(geometry, self.hopper)
@@ -39,7 +39,7 @@ class Plan:
     def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         """O (N, C2, H', W')."""
         images, kernel, s = channels_last(x), self.geometry.packed(weight), channels_last(scale)
-        out = images.new_empty(self.out_shape)
+        out = empty_last(self.out_shape, x)
 
         def launch(tile: Launch) -> None:
             kind = "forward", tile, None if bias is None else bias.dtype
@@ -50,7 +50,7 @@ class Plan:
             prepared(images if across else self._interleaved(images), kernel, s, bias, out)
 
         run(self.forward_key, self.forward_tiles, launch)
-        return out.permute(0, 3, 1, 2)
+        return out
 
     def _interleaved(self, images: Tensor) -> Tensor:
         """Padded so that H and W are multiples of the stride."""
@@ -93,8 +93,8 @@ class Plan:
     # Backward ---------------------------------------------------------------------------------------------------------
 
     def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
-        """∂I (N, C1, H, W) from ∂O (N, H', W', C2), weight (C2, C1/groups, h, w) and multiplier (N, h, w, C2)."""
-        kernel, dx = self.geometry.packed(weight), gradient.new_empty(self.in_shape)
+        """∂I (N, C1, H, W) from ∂O (N, C2, H', W'), weight (C2, C1/groups, h, w) and multiplier (N, C2, h, w)."""
+        kernel, dx = self.geometry.packed(weight), empty_last(self.in_shape, gradient)
 
         def launch(tile: Launch) -> None:
             prepared = self.prepared.get(("input", tile))
@@ -103,13 +103,13 @@ class Plan:
             prepared(gradient, kernel, s, dx)
 
         run(self.input_key, self.input_tiles, launch)
-        return dx.permute(0, 3, 1, 2)
+        return dx
 
     def _prepare_input_grad(self, tile: Launch) -> Prepared:
         g, (nb, th, tw), (g1, g2) = self.geometry, tile.box, self.geometry.wide
         columns = ceil_div(g1, tile.columns) * g.super_groups
         views = (
-            contiguous(self.out_shape, [nb, th, tw, tile.depth]),
+            contiguous((g.n, g.oh, g.ow, g.c2), [nb, th, tw, tile.depth]),
             contiguous((g.c2, g.taps, g1), [tile.depth, 1, tile.columns]),
             contiguous((g.n, g.taps, g.c2), [nb, 1, tile.depth]),
             None,
@@ -181,15 +181,18 @@ def forward(
 @on_its_device
 def backward(
     g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int],
-    groups: int, needed: Sequence[bool],
+    groups: int, needed: Sequence[bool], dtypes: Sequence[torch.dtype],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """∂I, ∂K and ∂s from ∂O, in the shapes of x, weight and scale; ``needed``: of the input, of the other two."""
+    """∂I, ∂K and ∂s from ∂O, in the shapes of x, weight and scale, all in channels last.
+
+    ``needed``: of the input, of the other two; ``dtypes``: of ∂K and ∂s.
+    """
     dx = dw = ds = None
     if not any(needed):
         return dx, dw, ds
     shape, gradient, s = plan(x, weight, stride, padding, dilation, groups), channels_last(g), channels_last(scale)
     if needed[1]:  # first, so that its temporary memory is free again
-        dw, ds = shape.weights(gradient, x, weight, s)
+        dw, ds = shape.weights(gradient, x, weight, s, dtypes)
     if needed[0]:
         dx = shape.input_grad(gradient, weight, s)
     return dx, dw, ds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -44,24 +44,25 @@ class WeightGradients:
             for kernel in ("weight grad", "kernel grad", "scale grad", "weight grad within", "weight grad flat")
         )
         self.sides = ceil_div(g.h, g.stride) * g.stride, ceil_div(g.w, g.stride) * g.stride
-        self.kernel_shape, self.scale_shape = (g.c2, g.taps, g.group[0]), (g.n, g.taps, g.c2)
+        self.kernel_shape, self.scale_shape = (g.c2, g.kh, g.kw, g.group[0]), (g.n, g.kh, g.kw, g.c2)
         g1, g2 = g.wide
         tiles = g.taps * ceil_div(g1, 64) * ceil_div(g2, 64) * g.super_groups
         self.splits = max(1, min(g.n, 528 // tiles))  # parts of ∂K, sample by sample: about four waves
         self.prepared: dict[object, Prepared] = {}
 
-    def __call__(self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
-        """∂K and ∂s in the shapes of weight and multiplier, from ∂O and s in channels last."""
-        g, images, kernel = self.geometry, channels_last(x), channels_last(weight)
+    def __call__(
+        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
+    ) -> tuple[Tensor, Tensor]:
+        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last."""
+        g, images = self.geometry, channels_last(x)
 
         def launch(form: str) -> tuple[Tensor, Tensor]:
             if form == "across":
-                return self._across(gradient, images, g.packed(weight), s)
-            return self._within(gradient, images, kernel, s, flat=form == "flat")
+                return self._across(gradient, images, g.packed(weight), s, dtypes)
+            return self._within(gradient, images, channels_last(weight), s, dtypes, flat=form == "flat")
 
         dw, ds = run(self.key, self.forms, launch, threads=1)
-        dw = dw.to(weight.dtype).view(g.c2, g.kh, g.kw, -1).permute(0, 3, 1, 2)
-        return dw, ds.to(s.dtype).view(g.n, g.kh, g.kw, g.c2).permute(0, 3, 1, 2)
+        return dw.permute(0, 3, 1, 2), ds.permute(0, 3, 1, 2)
 
     def forms(self) -> list[str]:
         """The forms that may be the fastest for this shape, best first."""
@@ -84,16 +85,20 @@ class WeightGradients:
 
     # Sample by sample -------------------------------------------------------------------------------------------------
 
-    def _within(self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, flat: bool) -> tuple[Tensor, Tensor]:
+    def _within(
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Sequence[torch.dtype], flat: bool
+    ) -> tuple[Tensor, Tensor]:
         g, images = self.geometry, padded(images, *self.sides)
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
             _, th, tw = tile.box
-            dw = self._parts(self.splits, self.kernel_shape, s)
-            ds = self._parts(ceil_div(g.wide[0], tile.depth), self.scale_shape, s)
+            dw = self._parts(self.splits, self.kernel_shape, s, dtypes[0])
+            ds = self._parts(ceil_div(g.wide[0], tile.depth), self.scale_shape, s, dtypes[1])
             rows = padded(gradient, ceil_div(g.oh, th) * th, tw) if flat else gradient
-            self._launch((tile, flat), lambda: self._prepare_within(tile, flat), rows, images, kernel, s, dw, ds)
-            return _sum(dw), _sum(ds)
+            self._launch(
+                (tile, flat, *dtypes), lambda: self._prepare_within(tile, flat), rows, images, kernel, s, dw, ds
+            )
+            return _sum(dw, dtypes[0]), _sum(ds, dtypes[1])
 
         return run(self.flat_key if flat else self.within_key, lambda: self.within_tiles(flat), launch)
 
@@ -140,16 +145,20 @@ class WeightGradients:
 
     # Across samples ---------------------------------------------------------------------------------------------------
 
-    def _across(self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    def _across(
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
+    ) -> tuple[Tensor, Tensor]:
         def kernel_grad(tile: Launch) -> Tensor:
-            dw = self._parts(tile.splits, self.kernel_shape, s)
-            self._launch(("kernel", tile), lambda: self._prepare_kernel_grad(tile), gradient, images, s, dw)
-            return _sum(dw)
+            dw = self._parts(tile.splits, self.kernel_shape, s, dtypes[0])
+            kind = "kernel", tile, dtypes[0]
+            self._launch(kind, lambda: self._prepare_kernel_grad(tile), gradient, images, s, dw)
+            return _sum(dw, dtypes[0])
 
         def scale_grad(tile: Launch) -> Tensor:
-            ds = self._parts(tile.splits, self.scale_shape, s)
-            self._launch(("scale", tile), lambda: self._prepare_scale_grad(tile), gradient, images, kernel, ds)
-            return _sum(ds)
+            ds = self._parts(tile.splits, self.scale_shape, s, dtypes[1])
+            kind = "scale", tile, dtypes[1]
+            self._launch(kind, lambda: self._prepare_scale_grad(tile), gradient, images, kernel, ds)
+            return _sum(ds, dtypes[1])
 
         return run(self.kernel_key, self.kernel_tiles, kernel_grad), run(self.scale_key, self.scale_tiles, scale_grad)
 
@@ -232,15 +241,17 @@ class WeightGradients:
         """Cycles to write and sum up parts of ``size`` numbers."""
         return 0 if splits == 1 else KERNEL + splits * size * 4 * 2 / MEMORY_BYTES
 
-    def _parts(self, count: int, shape: tuple[int, ...], s: Tensor) -> Tensor:
-        """Memory for ``count`` parts of a sum.
+    def _parts(self, count: int, shape: tuple[int, ...], s: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory for a sum of ``dtype``, or for ``count`` parts of it.
 
-        Large kernels have many parts of ∂s, so these are bfloat16 if ∂s is; float16 does not have the range.
+        Large kernels have many parts of ∂s, so these are bfloat16 if s is; float16 does not have the range.
         """
-        half = count == 1 or (shape is self.scale_shape and s.dtype == torch.bfloat16)
-        return torch.empty(count, *shape, dtype=s.dtype if half else torch.float32, device=s.device)
+        if count == 1:
+            return torch.empty(shape, dtype=dtype, device=s.device)
+        half = shape is self.scale_shape and s.dtype == torch.bfloat16
+        return torch.empty((count, *shape), dtype=s.dtype if half else torch.float32, device=s.device)
 
 
-def _sum(parts: Tensor) -> Tensor:
-    """Over the first axis."""
-    return parts[0] if len(parts) == 1 else parts.sum(0)
+def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Over the first of five axes, in ``dtype``; a sum of one part has four."""
+    return parts if parts.ndim == 4 else parts.sum(0, dtype=dtype)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.compat import exporting, forward_mode_active, saved_tensor_hooks_active, unchanged
+from foveal.compat import exporting, forward_mode_active, only_computes, saved_tensor_hooks_active
 from foveal.kernels.gates import plain
 from foveal.kernels.gates.pair_conv import pair_conv2d
 from foveal.kernels.support import fused_available, observed
@@ -47,7 +47,7 @@ def fused_gates(
     """
     if torch.compiler.is_compiling() or not fused_available(x.device):
         return None
-    if not (unchanged(squeeze, nn.Linear) and unchanged(excite, nn.Linear)):
+    if not (only_computes(squeeze, nn.Linear) and only_computes(excite, nn.Linear)):
         return None
     parameters = [squeeze.weight, squeeze.bias, excite.weight, excite.bias, amount, None, None, None]
     state = None
@@ -79,7 +79,7 @@ def _usual_conv(conv: Any) -> bool:
     """Whether ``conv`` takes two maps to one of the same size, as that of a spatial gate does."""
     kernel = conv.kernel_size[0]
     return (
-        unchanged(conv, nn.Conv2d)
+        only_computes(conv, nn.Conv2d)
         and conv.weight.shape == (1, 2, kernel, kernel)
         and kernel % 2 == 1
         and conv.padding == (kernel // 2, kernel // 2)
@@ -92,7 +92,10 @@ def _usual_conv(conv: Any) -> bool:
 def _usual_norm(norm: Any) -> bool:
     """Whether a batch norm has weights, running statistics and a momentum, as by default."""
     return (
-        unchanged(norm, nn.BatchNorm2d) and norm.affine and norm.running_mean is not None and norm.momentum is not None
+        only_computes(norm, nn.BatchNorm2d)
+        and norm.affine
+        and norm.running_mean is not None
+        and norm.momentum is not None
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foveal.kernels.gates import channel_kernels as channel
 from foveal.kernels.gates import spatial_kernels as spatial
+from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
@@ -135,25 +136,23 @@ def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | Non
         norm: of the spatial gate, or None without such a gate.
     """
     w1, b1, w2, b2, amount, weight, gamma, beta = parameters
-    hidden = len(w1)
+    hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
     tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
     out = torch.empty_like(x)
     state = torch.empty((n, 4 * c + 2 * hidden), dtype=torch.float32, device=x.device)
     grid, turns = plan.pool
     partial = torch.empty((n, grid[2], 3, c), dtype=torch.float32, device=x.device)
-    channel.pool[grid](x, partial, size, c, *steps, turns, pools.max, *tile, num_warps=8)
-    channel.perceptron[n,](
-        partial, state, w1, b1, w2, b2, size, c, hidden, grid[2], *pools, row, deep, num_warps=warps
-    )  # fmt: skip
+    launch(channel.pool, grid, (x, partial), (size, c, *steps, turns, pools.max, *tile), num_warps=8)
+    sizes = size, c, hidden, grid[2], *pools, row, deep
+    launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     maps, moments = state, state  # not used
     if norm is not None:
         maps, moments = _spatial_forward(x, state, weight, gamma, beta, norm, plan)
     grid, turns = plan.multiply
-    channel.multiply[grid](
-        x, out, state, maps, state if amount is None else amount, size, c, hidden, *steps, turns,
-        amount is not None, norm is not None, *tile, num_warps=8,
-    )  # fmt: skip
+    flags = amount is not None, norm is not None
+    tensors = x, out, state, maps, state if amount is None else amount
+    launch(channel.multiply, grid, tensors, (size, c, hidden, *steps, turns, *flags, *tile), num_warps=8)
     return out, Kept(state, maps, moments)
 
 
@@ -164,20 +163,20 @@ def _spatial_forward(
     n, c, h, w = x.shape
     size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
     maps = torch.empty((n, 5, size), dtype=torch.float32, device=x.device)
-    spatial.pool_channels[n, _ceil(size, across[0])](
-        x, state, maps, size, c, state.shape[1], *plan.steps, *across, num_warps=8
-    )  # fmt: skip
+    sizes = size, c, state.shape[1], *plan.steps, *across
+    launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
     blocks = _ceil(size, columns)
     parts = n * blocks
     partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
     moments = torch.empty(2, dtype=torch.float32, device=x.device)
-    spatial.convolve[n, blocks](
-        maps, weight, maps[:, 3], partial, h, w, 5 * size, 5 * size, *_strides(weight), kernel, norm.training, columns
-    )  # fmt: skip
-    spatial.normalise[_ceil(n * size, POSITIONS),](
-        maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments,
-        n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts)),
-    )  # fmt: skip
+    sizes = h, w, 5 * size, 5 * size, 3 * size, *_strides(weight), kernel, norm.training, columns
+    launch(spatial.convolve, (n, blocks), (maps, weight, maps, partial), sizes)
+    launch(
+        spatial.normalise,
+        (_ceil(n * size, POSITIONS),),
+        (maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments),
+        (n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts))),
+    )
     return maps, moments
 
 
@@ -197,7 +196,7 @@ def backward(
         of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
     """
     w1, _, w2, _, amount, weight, gamma, _ = parameters
-    hidden, (state, maps, _) = len(w1), kept
+    hidden, (state, maps, _) = w1.shape[0], kept
     plan, n, c, size = _plan_for(x, hidden)
     tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
     share, flags = state if amount is None else amount, (amount is not None, weight is not None)
@@ -211,20 +210,17 @@ def backward(
         )
     grid, turns = plan.pool
     partial = torch.empty((n, grid[2], c), dtype=torch.float32, device=x.device)
-    channel.gate_grad[grid](
-        g, x, maps, dmaps, share, partial, size, c, *steps, turns, *flags, *tile, num_warps=8
-    )  # fmt: skip
-    channel.perceptron_grad[n,](
-        partial, state, grads, w1, w2, share, size, c, hidden, grid[2], *pools, *flags, row, deep, num_warps=warps
-    )  # fmt: skip
+    sizes = size, c, *steps, turns, *flags, *tile
+    launch(channel.gate_grad, grid, (g, x, maps, dmaps, share, partial), sizes, num_warps=8)
+    sizes = size, c, hidden, grid[2], *pools, *flags, row, deep
+    launch(channel.perceptron_grad, (n,), (partial, state, grads, w1, w2, share), sizes, num_warps=warps)
     grid, turns = plan.multiply
-    channel.input_grad[grid](
-        g, dx, state, grads, maps, dmaps, share, size, c, hidden, *steps, turns, *pools, *flags, *tile, num_warps=8
-    )  # fmt: skip
+    sizes = size, c, hidden, *steps, turns, *pools, *flags, *tile
+    launch(channel.input_grad, grid, (g, dx, state, grads, maps, dmaps, share), sizes, num_warps=8)
     if of_parameters:
-        channel.parameter_grad[_ceil(c, 32), _ceil(hidden, 16)](
-            state, grads, *gradients[:4], damount, n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
-        )  # fmt: skip
+        sizes = n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
+        grid = _ceil(c, 32), _ceil(hidden, 16), 1
+        launch(channel.parameter_grad, grid, (state, grads, *gradients[:4], damount), sizes)
     return [dx, *gradients]
 
 
@@ -239,17 +235,16 @@ def _spatial_backward(
     grid, turns = plan.positions
     parts = grid[0] * grid[1]
     partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
-    spatial.spatial_grad[grid](
-        g, x, state, maps, dmaps, moments, share, partial, size, c, state.shape[1], *plan.steps, turns, blend,
-        *plan.across, num_warps=8,
-    )  # fmt: skip
-    spatial.norm_grad[_ceil(n * size, POSITIONS),](
-        maps, dmaps, partial, gamma, moments, *gradients[6:], damount, n * size, size, parts,
-        training, blend, POSITIONS, min(POSITIONS, _power(parts)),
-    )  # fmt: skip
-    spatial.convolution_input_grad[n, _ceil(size, columns)](
-        dmaps, weight, dmaps[:, 1], h, w, 3 * size, 3 * size, *_strides(weight), kernel, columns
-    )  # fmt: skip
+    sizes = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
+    launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, share, partial), sizes, num_warps=8)
+    launch(
+        spatial.norm_grad,
+        (_ceil(n * size, POSITIONS),),
+        (maps, dmaps, partial, gamma, moments, *gradients[6:], damount),
+        (n * size, size, parts, training, blend, POSITIONS, min(POSITIONS, _power(parts))),
+    )
+    sizes = h, w, 3 * size, 3 * size, size, *_strides(weight), kernel, columns
+    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (dmaps, weight, dmaps), sizes)
     if of_parameters:
         gradients[5].copy_(_weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size))
     return dmaps
@@ -261,9 +256,8 @@ def _weight_grad(pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_s
     steps = max(4, _ceil(count, ROWS * PROGRAMS))
     programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
     sums = torch.empty((programs, taps), dtype=torch.float32, device=g.device)
-    spatial.convolution_weight_grad[programs,](
-        pair, g, sums, count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
-    )  # fmt: skip
+    sizes = count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
+    launch(spatial.convolution_weight_grad, (programs,), (pair, g, sums), sizes)
     return sums.sum(0).view(weight.shape)
 
 
@@ -283,9 +277,8 @@ def convolve(pair: Tensor, weight: Tensor) -> Tensor:
     n, _, h, w = pair.shape
     size, columns = h * w, _columns(h * w)
     out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
-    spatial.convolve[n, _ceil(size, columns)](
-        pair, weight, out, out, h, w, 2 * size, size, *_strides(weight), weight.shape[-1], False, columns
-    )  # fmt: skip
+    sizes = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, columns
+    launch(spatial.convolve, (n, _ceil(size, columns)), (pair, weight, out, out), sizes)
     return out
 
 
@@ -295,7 +288,6 @@ def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, 
     n, _, h, w = pair.shape
     size, columns = h * w, _columns(h * w)
     dpair = torch.empty_like(pair)
-    spatial.convolution_input_grad[n, _ceil(size, columns)](
-        g, weight, dpair, h, w, size, 2 * size, *_strides(weight), weight.shape[-1], columns
-    )  # fmt: skip
+    sizes = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
+    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (g, weight, dpair), sizes)
     return dpair, _weight_grad(pair, g, weight, h, w, 2 * size, size).to(weight.dtype)

@@ -6,7 +6,8 @@ What is as large as a map of one channel lies in five maps of float32 a sample, 
 
 and their gradients in three, (N, 3, H·W): of the convolution's output, of the maximum, of the mean. Tiles and flags are
 those of :mod:`.channel_kernels`. The convolution is also an operator of its own: its kernels take the distance between
-samples of each argument, and MEAN_AT and TAP_STEP, the strides of the weight, which may be channels-last.
+samples of each argument, OUT_AT, where the first of the output is, and MEAN_AT and TAP_STEP, the strides of the weight,
+which may be channels-last.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,8 +18,8 @@ import triton
 import triton.language as tl
 
 SIZES = (
-    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "PAIR_STEP", "OUT_STEP", "G_STEP", "MEAN_AT", "TAP_STEP", "momentum",
-    "eps",
+    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "PAIR_STEP", "OUT_STEP", "G_STEP", "OUT_AT", "MEAN_AT", "TAP_STEP",
+    "momentum", "eps",
 )  # fmt: skip
 """As in :mod:`.channel_kernels`."""
 
@@ -54,7 +55,7 @@ def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.c
 
 @triton.jit(do_not_specialize=SIZES)
 def convolve(
-    pair, weight, out, partial, H, W, PAIR_STEP, OUT_STEP, MEAN_AT, TAP_STEP,
+    pair, weight, out, partial, H, W, PAIR_STEP, OUT_STEP, OUT_AT, MEAN_AT, TAP_STEP,
     K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """The convolution; in training also count, mean and sum of squared deviations of its output, partial (3, parts)."""
@@ -71,7 +72,7 @@ def convolve(
         total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
         value = tl.load(at + HW, mask=inside, other=0.0).to(tl.float32)
         total += tl.load(factor + MEAN_AT).to(tl.float32) * value
-    tl.store(out + n.to(tl.int64) * OUT_STEP + p, total, mask=here)
+    tl.store(out + n.to(tl.int64) * OUT_STEP + OUT_AT + p, total, mask=here)
     if TRAINING:
         count = tl.sum(here.to(tl.float32), 0)
         mean = tl.sum(tl.where(here, total, 0.0), 0) / count
@@ -203,7 +204,7 @@ def norm_grad(
 
 @triton.jit(do_not_specialize=SIZES)
 def convolution_input_grad(
-    g, weight, dpair, H, W, G_STEP, PAIR_STEP, MEAN_AT, TAP_STEP, K: tl.constexpr, BP: tl.constexpr
+    g, weight, dpair, H, W, G_STEP, PAIR_STEP, OUT_AT, MEAN_AT, TAP_STEP, K: tl.constexpr, BP: tl.constexpr
 ):
     """Gradients of the maximum and the mean over channels."""
     n, HW = tl.program_id(0), H * W
@@ -218,7 +219,7 @@ def convolution_input_grad(
         factor = weight + tap * TAP_STEP
         of_max += tl.load(factor).to(tl.float32) * gradient
         of_mean += tl.load(factor + MEAN_AT).to(tl.float32) * gradient
-    to = dpair + n.to(tl.int64) * PAIR_STEP + p
+    to = dpair + n.to(tl.int64) * PAIR_STEP + OUT_AT + p
     tl.store(to, of_max.to(dpair.dtype.element_ty), mask=here)
     tl.store(to + HW, of_mean.to(dpair.dtype.element_ty), mask=here)
 
