@@ -322,8 +322,8 @@ def _direct_launch(
             return None
         if indices:
             start = inspect.getclosurevars(start).nonlocals["launcher"]
-        head = compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None
-        head = (*head, compiled.packed_metadata, None, None, None)
+        flags = launcher.launch_cooperative_grid, launcher.launch_pdl
+        head = compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None
     except (AttributeError, KeyError, TypeError):
         return None
     stream, device = _raw_stream, torch.cuda.current_device()

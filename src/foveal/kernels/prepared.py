@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -16,6 +18,70 @@ View = tuple[list[int], list[int], list[int]]
 DIRECT = os.environ.get("FOVEAL_DIRECT_LAUNCH", "1") != "0"  # whether launches skip what Triton does again every time
 MOST = 4096  # prepared launches that are kept
 _ready: dict[Any, Prepared] = {}
+
+
+class Part:
+    """A part of a flat buffer, as an argument of a launch, which needs its address alone: far cheaper than a view."""
+
+    __slots__ = ("buffer", "first", "size")
+
+    def __init__(self, buffer: Tensor, first: int, size: int) -> None:
+        self.buffer, self.first, self.size = buffer, first, size
+
+    @property
+    def dtype(self) -> Any:
+        """Of the buffer."""
+        return self.buffer.dtype
+
+    def data_ptr(self) -> int:
+        """Where it begins."""
+        return self.buffer.data_ptr() + self.first * self.buffer.element_size()
+
+    def get_device(self) -> int:
+        """Number of the buffer's GPU, −1 on a CPU."""
+        return self.buffer.get_device()
+
+    def view(self) -> Tensor:
+        """The same as a tensor."""
+        return self.buffer[self.first : self.first + self.size]
+
+
+Argument = Tensor | Part | None
+"""What a kernel takes as a tensor."""
+
+
+@cache
+def _starts(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    """Where parts of these sizes begin in a buffer of float32, each at a multiple of 16 bytes; and its length."""
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // 4) * 4)
+    return tuple(starts[:-1]), starts[-1]
+
+
+def parts(sizes: tuple[int, ...], device: torch.device | Tensor) -> tuple[Tensor, list[Part]]:
+    """Memory for float32 parts of these sizes, or that of a given buffer: one allocation instead of many."""
+    starts, length = _starts(sizes)
+    buffer = device if isinstance(device, Tensor) else torch.empty(length, dtype=torch.float32, device=device)
+    return buffer, [Part(buffer, first, size) for first, size in zip(starts, sizes, strict=True)]
+
+
+@cache
+def _chunks(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Sizes of consecutive chunks, with those that only fill up to 16 bytes; and which of them are parts."""
+    chunks: list[int] = []
+    which = []
+    for size in sizes:
+        which.append(len(chunks))
+        chunks += [size] if size % 4 == 0 else [size, -size % 4]
+    return chunks, which
+
+
+def tensors(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Float32 tensors of these sizes in one allocation, each at a multiple of 16 bytes."""
+    chunks, which = _chunks(sizes)
+    divided = torch.empty(_starts(sizes)[1], dtype=torch.float32, device=device).split_with_sizes(chunks)
+    return [divided[i] for i in which]
 
 
 class Prepared:
@@ -46,9 +112,10 @@ class Prepared:
         self.rest, self.options = tuple(rest), options
         self.again: Callable[[list[int | None]], Any] | None = None
 
-    def __call__(self, *tensors: Tensor | None) -> None:
+    def __call__(self, *tensors: Argument) -> None:
         """Launch it; every tensor has the same shape, strides and dtype as at the first launch."""
-        bits, addresses = 0, []
+        bits = 0
+        addresses: list[int | None] = []
         for tensor in tensors:
             if tensor is None:
                 addresses.append(None)
@@ -59,6 +126,7 @@ class Prepared:
         if self.again is not None and not bits & 15:
             self.again(addresses)
             return
+        tensors = tuple(tensor.view() if isinstance(tensor, Part) else tensor for tensor in tensors)
         descriptors = [
             None if view is None else TensorDescriptor(tensor, *view)
             for tensor, view in zip(tensors, self.views, strict=True)
@@ -70,12 +138,12 @@ class Prepared:
 
 
 def launch(
-    kernel: Any, grid: tuple[int, ...], tensors: tuple[Tensor | None, ...], rest: tuple[Any, ...], **options: int
+    kernel: Any, grid: tuple[int, ...], tensors: tuple[Argument, ...], rest: tuple[Any, ...], **options: int
 ) -> None:
     """``kernel[grid](*tensors, *rest, **options)``, prepared at the first launch with these arguments.
 
     Args:
-        kernel: decorated with ``triton.jit``; it reads all tensors through pointers. The first tensor is not None.
+        kernel: decorated with ``triton.jit``; it reads all tensors through pointers. The first is not None.
         grid: number of programs along up to three axes.
         tensors: its first arguments.
         rest: the other ones, numbers and strings.

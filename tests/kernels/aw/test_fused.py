@@ -224,7 +224,7 @@ def test_every_tile_on_a_gpu(n, c1, c2, groups, side, kernel, stride, dtype, mon
     def compute():
         sides = stride, options["padding"], (1, 1), groups
         out = launch.forward(*leaves, *sides)
-        return [out, *launch.backward(g.to(dtype), *leaves[:3], *sides, [True, True])]
+        return [out, *launch.backward(g.to(dtype), *leaves[:3], *sides, [True, True], (dtype, dtype))]
 
     use_only(None, None)
     compute()

@@ -200,15 +200,15 @@ class _Multiplier(torch.autograd.Function):
         parameters, branch = Parameters(*inputs[:-1]), inputs[-1]
         multiplier, kept = branch_launch.forward(x, parameters, branch)
         ctx.branch = branch
-        ctx.save_for_backward(x, *parameters, *kept)
+        ctx.save_for_backward(x, kept, *parameters)
         return multiplier
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         from foveal.kernels.aw import branch_launch
 
-        x, *rest = ctx.saved_tensors
-        parameters, kept = Parameters(*rest[:7]), rest[7:]
+        x, kept, *rest = ctx.saved_tensors
+        parameters = Parameters(*rest)
         need = ctx.needs_input_grad
         if torch.is_grad_enabled() or observed(g):
             return *_differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
@@ -232,15 +232,15 @@ class _Site(torch.autograd.Function):
         kernel = weight if weight.dtype == dtype else weight.to(dtype)
         shift = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
         ctx.branch, ctx.conv = branch, conv
-        ctx.save_for_backward(x, weight, kernel, multiplier, *parameters, *kept)
+        ctx.save_for_backward(x, weight, kernel, multiplier, kept, *parameters)
         return launch.forward(x, kernel, multiplier, shift, *conv.for_launch)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         from foveal.kernels.aw import branch_launch, launch
 
-        x, weight, kernel, multiplier, *rest = ctx.saved_tensors
-        parameters, kept = Parameters(*rest[:7]), rest[7:]
+        x, weight, kernel, multiplier, kept, *rest = ctx.saved_tensors
+        parameters = Parameters(*rest)
         need = ctx.needs_input_grad
         conv: Convolution = ctx.conv
         db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
@@ -250,8 +250,7 @@ class _Site(torch.autograd.Function):
             return dx, dw, db, *of_parameters, None, None
         of_branch = need[0] or any(need[3:10])
         wanted = [need[0], need[1] or of_branch]
-        # The kernel's gradient in the dtype of the parameter, not rounded in between; that of the multiplier unrounded.
-        dtypes = weight.dtype, torch.float32
+        dtypes = weight.dtype, None  # not rounded in between; the branch adds up what the multiplier's consists of
         dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted, dtypes)
         of_parameters = [None] * 7
         if of_branch:

@@ -182,13 +182,22 @@ def attend(
         tl.store(multiplier + at, value.to(multiplier.dtype.element_ty), mask=(m < M)[:, None] & in_c[None, :])
 
 
-@triton.jit(do_not_specialize=["M", "HIDDEN"])
+@triton.jit
+def _sum_of_parts(z, m, k, M, K, PARTS, BM: tl.constexpr, BK: tl.constexpr):
+    """Σ over parts of rows ``m`` and columns ``k`` of z (PARTS, M, K), float32, zero outside."""
+    total = tl.zeros((BM, BK), tl.float32)
+    for part in range(0, PARTS):
+        total += _rows_of(z + part * M * K, m, k, M, K).to(tl.float32)
+    return total
+
+
+@triton.jit(do_not_specialize=["M", "HIDDEN", "PARTS"])
 def attend_grad(
     gradient, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2,
-    dz2, dw2, dgamma2, dbeta2, damount, M, HIDDEN, C2,
+    dz2, dw2, dgamma2, dbeta2, damount, M, HIDDEN, C2, PARTS,
     BATCH2: tl.constexpr, RESIDUAL: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """From ∂multiplier (M, C2): ∂z2, ∂W2, ∂γ2, ∂β2, and each program's part of ∂amount."""
+    """From parts of ∂multiplier, (PARTS, M, C2): ∂z2, ∂W2, ∂γ2, ∂β2, and each program's part of ∂amount."""
     k, c = tl.arange(0, BH), tl.program_id(0) * BC + tl.arange(0, BC)
     in_k, in_c = k < HIDDEN, c < C2
     mean = tl.load(stats1 + k, mask=in_k, other=0.0)
@@ -207,7 +216,7 @@ def attend_grad(
         z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
         unit = (z2 - center[None, :]) * inverse[None, :]
         value = _sigmoid(unit * gamma[None, :] + shift[None, :])
-        g = _rows_of(gradient, m, c, M, C2).to(tl.float32)  # zero outside
+        g = _sum_of_parts(gradient, m, c, M, C2, PARTS, BM, BC)  # zero outside
         of_amount += tl.sum(g * (value if RESIDUAL else value - 1.0), 0)
         dy = g * factor * value * (1.0 - value)
         of_beta += tl.sum(dy, 0)
@@ -222,7 +231,7 @@ def attend_grad(
         hidden = _hidden(z1, m, k, M, HIDDEN, mean, scale, beta)
         unit = (tl.dot(hidden, kernel, input_precision=EXACT) - center[None, :]) * inverse[None, :]
         value = _sigmoid(unit * gamma[None, :] + shift[None, :])
-        dy = _rows_of(gradient, m, c, M, C2).to(tl.float32) * factor * value * (1.0 - value)
+        dy = _sum_of_parts(gradient, m, c, M, C2, PARTS, BM, BC) * factor * value * (1.0 - value)
         if BATCH2:
             dy = dy - (of_beta[None, :] + unit * of_gamma[None, :]) / M
         dz = tl.where((m < M)[:, None], dy * (gamma * inverse)[None, :], 0.0)
@@ -233,10 +242,10 @@ def attend_grad(
 
 @triton.jit(do_not_specialize=["M", "HIDDEN", "PARTS"])
 def squeeze_grad(
-    da1, z1, gamma1, beta1, stats1, dz1, dgamma1, dbeta1, parts, damount, M, HIDDEN, PARTS,
+    dz1, z1, gamma1, beta1, stats1, dgamma1, dbeta1, parts, damount, M, HIDDEN, PARTS,
     BATCH1: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
-    """From ∂A1 (M, HIDDEN): ∂z1, which may have its memory, ∂γ1 and ∂β1; and ∂amount, the sum of ``parts``."""
+    """From ∂A1 (M, HIDDEN): ∂z1 in the same memory, ∂γ1 and ∂β1; and ∂amount, the sum of ``parts``."""
     k = tl.program_id(0) * BH + tl.arange(0, BH)
     in_k = k < HIDDEN
     mean, inverse = tl.load(stats1 + k, mask=in_k, other=0.0), tl.load(stats1 + HIDDEN + k, mask=in_k, other=0.0)
@@ -245,7 +254,7 @@ def squeeze_grad(
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         unit = (_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * inverse[None, :]
-        dy = tl.where(unit * gamma[None, :] + shift[None, :] > 0, _rows_of(da1, m, k, M, HIDDEN), 0.0)
+        dy = tl.where(unit * gamma[None, :] + shift[None, :] > 0, _rows_of(dz1, m, k, M, HIDDEN), 0.0)
         of_beta += tl.sum(dy, 0)
         of_gamma += tl.sum(dy * unit, 0)
     tl.store(dgamma1 + k, of_gamma, mask=in_k)
@@ -253,7 +262,7 @@ def squeeze_grad(
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         unit = (_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * inverse[None, :]
-        dy = tl.where(unit * gamma[None, :] + shift[None, :] > 0, _rows_of(da1, m, k, M, HIDDEN), 0.0)
+        dy = tl.where(unit * gamma[None, :] + shift[None, :] > 0, _rows_of(dz1, m, k, M, HIDDEN), 0.0)
         if BATCH1:
             dy = dy - (of_beta[None, :] + unit * of_gamma[None, :]) / M
         there = (m < M)[:, None] & in_k[None, :]
@@ -262,3 +271,15 @@ def squeeze_grad(
         if tl.program_id(0) == 0:
             part = tl.arange(0, BL)
             tl.store(damount, tl.sum(tl.load(parts + part, mask=part < PARTS, other=0.0), 0))
+
+
+@triton.jit(do_not_specialize=["M", "N", "K", "ROW", "STEP"])
+def product(a, b, out, M, N, K, ROW, STEP, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """The product (M, N) of a (M, K), whose strides are ROW and STEP, and b (K, N); as exact as float32."""
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        left = tl.load(a + m[:, None] * ROW + k[None, :] * STEP, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
+        total = tl.dot(left, _rows_of(b, k, n, K, N), total, input_precision=EXACT)
+    tl.store(out + m[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from foveal.kernels.aw import branch_kernels
 from foveal.kernels.aw.branch import Branch, Parameters
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
-from foveal.kernels.prepared import launch
+from foveal.kernels.prepared import launch, parts, tensors
 from foveal.kernels.support import on_its_device
 
 POSITIONS = 64  # of a map that a program of the pooling reads at a time; of a large one, twice as many
@@ -42,19 +41,18 @@ def tiles(c1: int, hidden: int, c2: int, cells: int) -> Tiles:
 
 
 @on_its_device
-def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, list[Tensor]]:
+def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, Tensor]:
     """The multiplier (N, C2, h, w), channels last, and what :func:`backward` needs."""
-    (n, c1, height, width), (h, w), device = x.shape, branch.size, x.device
+    (n, c1, height, width), (h, w) = x.shape, branch.size
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = w1.shape[0], w2.shape[0], n * h * w
     tile = tiles(c1, hidden, c2, h * w)
-    rows, z1 = (torch.empty((m, many), dtype=torch.float32, device=device) for many in (c1, hidden))
+    kept, (rows, z1, stats1, stats2) = parts(_kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     at_once = POSITIONS if height * width < 1024 else 2 * POSITIONS
     sizes = height, width, c1, hidden, h, w, precision, tile.cells, at_once, tile.channels, tile.hidden
     launch(branch_kernels.squeeze, (n,), (channels_last(x), w1, rows, z1), sizes, num_warps=4)
     multiplier = empty_last((n, c2, h, w), x, branch.dtype)
-    stats1, stats2 = (torch.empty((2, many), dtype=torch.float32, device=device) for many in (hidden, c2))
     one, two = branch.norm1, branch.norm2
     launch(
         branch_kernels.attend,
@@ -65,17 +63,22 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
          tile.rows, tile.hidden, tile.columns),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    return multiplier, [rows, z1, stats1, stats2]
+    return multiplier, kept
+
+
+def _kept_sizes(m: int, c1: int, hidden: int, c2: int) -> tuple[int, ...]:
+    """A0 (M, C1), z1 (M, hidden), and mean and inverse deviation of both norms, (2, hidden) and (2, C2)."""
+    return m * c1, m * hidden, 2 * hidden, 2 * c2
 
 
 @on_its_device
 def backward(
-    g: Tensor, dx: Tensor | None, add: bool, parameters: Parameters, kept: Sequence[Tensor], branch: Branch
+    g: Tensor, dx: Tensor | None, add: bool, parameters: Parameters, kept: Tensor, branch: Branch
 ) -> list[Tensor | None]:
-    """Gradients of the parameters from that of the multiplier (N, C2, h, w); that of the input goes to ``dx``.
+    """Gradients of the parameters from that of the multiplier; that of the input goes to ``dx``.
 
     Args:
-        g: (N, C2, h, w).
+        g: (N, C2, h, w), or parts of a sum, contiguous (parts, N, h, w, C2).
         dx: (N, C1, H, W), channels last, or None if nobody needs it.
         add: whether to add to ``dx`` or to overwrite it.
         parameters: of the branch.
@@ -83,34 +86,37 @@ def backward(
         branch: see :class:`~foveal.kernels.aw.branch.Branch`.
     """
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
-    rows, z1, stats1, stats2 = kept
-    (h, w), (m, c1), hidden, c2 = branch.size, rows.shape, w1.shape[0], w2.shape[0]
+    (hidden, c1, _, _), c2, (h, w) = w1.shape, w2.shape[0], branch.size
+    whole, n = g.ndim == 4, g.shape[-4]
+    m, many = n * h * w, 1 if whole else g.shape[0]
     tile = tiles(c1, hidden, c2, h * w)
     programs = ceil_div(c2, tile.columns)
-    dz2, dz1 = (torch.empty((m, many), dtype=torch.float32, device=g.device) for many in (c2, hidden))
-    dw1, dw2, dgamma1, dbeta1, dgamma2, dbeta2 = map(torch.empty_like, (w1, w2, gamma1, beta1, gamma2, beta2))
-    parts = damount = None
-    if amount is not None:
-        parts, damount = torch.empty(programs, dtype=torch.float32, device=g.device), torch.empty_like(amount)
+    _, (rows, z1, stats1, stats2) = parts(_kept_sizes(m, c1, hidden, c2), kept)
+    _, (dz2, dz1, sums) = parts((m * c2, m * hidden, programs), g.device)
+    sizes: tuple[int, ...] = hidden * c1, c2 * hidden, hidden, hidden, c2, c2, 1
+    dw1, dw2, dgamma1, dbeta1, dgamma2, dbeta2, of_amount = tensors(sizes, g.device)
+    damount = None if amount is None else of_amount
     launch(
         branch_kernels.attend_grad,
         (programs,),
-        (channels_last(g), z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2, dz2, dw2, dgamma2, dbeta2,
-         parts),
-        (m, hidden, c2, branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns),
+        (channels_last(g) if whole else g, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2, dz2, dw2,
+         dgamma2, dbeta2, None if amount is None else sums),
+        (m, hidden, c2, many, branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    torch.mm(dz2, w2.view(c2, hidden), out=dz1)  # ∂A1; with ``out``, autocast leaves it in float32
+    sizes = m, hidden, c2, c2, 1, 64, tile.hidden, 64
+    launch(branch_kernels.product, (ceil_div(m, 64), 1), (dz2, w2, dz1), sizes, num_warps=4)  # ∂A1
     launch(
         branch_kernels.squeeze_grad,
         (ceil_div(hidden, 16),),
-        (dz1, z1, gamma1, beta1, stats1, dz1, dgamma1, dbeta1, parts, damount),
+        (dz1, z1, gamma1, beta1, stats1, dgamma1, dbeta1, None if amount is None else sums, damount),
         (m, hidden, programs, branch.norm1.batch, ROWS, 16, tile.parts),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    torch.mm(dz1.t(), rows, out=dw1.view(hidden, c1))
+    sizes = hidden, c1, m, 1, hidden, tile.hidden, 32, 64
+    launch(branch_kernels.product, (1, ceil_div(c1, 32)), (dz1, rows, dw1), sizes, num_warps=4)  # ∂W1
     if dx is not None:
-        n, _, height, width = dx.shape
+        height, width = dx.shape[2:]
         launch(
             branch_kernels.pool_grad,
             (n, ceil_div(height * width, POSITIONS), ceil_div(c1, tile.channels)),
@@ -118,4 +124,6 @@ def backward(
             (height, width, c1, hidden, add, h, w, tile.cells, POSITIONS, tile.channels, tile.hidden),
             num_warps=4,
         )
-    return [dw1, dgamma1, dbeta1, dw2, dgamma2, dbeta2, damount]
+    if damount is not None:
+        damount = damount.view(())
+    return [dw1.view_as(w1), dgamma1, dbeta1, dw2.view_as(w2), dgamma2, dbeta2, damount]

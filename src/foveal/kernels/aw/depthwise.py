@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import triton
 from torch import Tensor
@@ -94,13 +92,13 @@ class Plan:
         return sorted(dict.fromkeys(tiles), key=cost)
 
     def weights(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
+        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: tuple[torch.dtype, torch.dtype | None]
     ) -> tuple[Tensor, Tensor]:
         """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last."""
         g, images, kernel = self.geometry, channels_last(x), weight.contiguous()
 
         def launch(tile: Launch) -> tuple[Tensor, Tensor]:
-            ds = torch.empty_like(s, dtype=dtypes[1])
+            ds = torch.empty_like(s, dtype=dtypes[1] or torch.float32)
             kind = dtypes[0] if tile.splits == 1 else torch.float32
             dw = torch.empty(tile.splits, g.c1, g.kh, g.kw, 1, dtype=kind, device=s.device)
             prepared = self.prepared.get(("weight", tile, *dtypes))

@@ -12,7 +12,7 @@ from foveal.kernels.aw import depthwise, gradient_kernels, triton_kernels
 from foveal.kernels.aw.estimate import Work, cycles
 from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, empty_last, interleaved, padded
 from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, launches_across, launches_within
-from foveal.kernels.aw.weight_grad import WeightGradients
+from foveal.kernels.aw.weight_grad import Dtypes, WeightGradients
 from foveal.kernels.prepared import Prepared
 from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import Key, run
@@ -181,11 +181,11 @@ def forward(
 @on_its_device
 def backward(
     g: Tensor, x: Tensor, weight: Tensor, scale: Tensor, stride: int, padding: Sequence[int], dilation: Sequence[int],
-    groups: int, needed: Sequence[bool], dtypes: Sequence[torch.dtype],
+    groups: int, needed: Sequence[bool], dtypes: Dtypes,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """∂I, ∂K and ∂s from ∂O, in the shapes of x, weight and scale, all in channels last.
 
-    ``needed``: of the input, of the other two; ``dtypes``: of ∂K and ∂s.
+    ``needed``: of the input, of the other two; ``dtypes``: of ∂K and ∂s; see :class:`WeightGradients`.
     """
     dx = dw = ds = None
     if not any(needed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -27,6 +27,8 @@ from foveal.kernels.aw.tiles import (
 from foveal.kernels.prepared import Prepared, View
 from foveal.kernels.tune import Key, run
 
+Dtypes = tuple[torch.dtype, torch.dtype | None]
+
 
 class WeightGradients:
     """∂K and ∂s of one shape: together, sample by sample, or separately, across samples.
@@ -50,10 +52,11 @@ class WeightGradients:
         self.splits = max(1, min(g.n, 528 // tiles))  # parts of ∂K, sample by sample: about four waves
         self.prepared: dict[object, Prepared] = {}
 
-    def __call__(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
-    ) -> tuple[Tensor, Tensor]:
-        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last."""
+    def __call__(self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Dtypes) -> tuple[Tensor, Tensor]:
+        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last.
+
+        With None for a dtype, ∂s comes as parts of a sum, (parts, N, h, w, C2).
+        """
         g, images = self.geometry, channels_last(x)
 
         def launch(form: str) -> tuple[Tensor, Tensor]:
@@ -62,7 +65,7 @@ class WeightGradients:
             return self._within(gradient, images, channels_last(weight), s, dtypes, flat=form == "flat")
 
         dw, ds = run(self.key, self.forms, launch, threads=1)
-        return dw.permute(0, 3, 1, 2), ds.permute(0, 3, 1, 2)
+        return dw.permute(0, 3, 1, 2), ds if dtypes[1] is None else ds.permute(0, 3, 1, 2)
 
     def forms(self) -> list[str]:
         """The forms that may be the fastest for this shape, best first."""
@@ -86,7 +89,7 @@ class WeightGradients:
     # Sample by sample -------------------------------------------------------------------------------------------------
 
     def _within(
-        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Sequence[torch.dtype], flat: bool
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes, flat: bool
     ) -> tuple[Tensor, Tensor]:
         g, images = self.geometry, padded(images, *self.sides)
 
@@ -146,7 +149,7 @@ class WeightGradients:
     # Across samples ---------------------------------------------------------------------------------------------------
 
     def _across(
-        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Sequence[torch.dtype]
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes
     ) -> tuple[Tensor, Tensor]:
         def kernel_grad(tile: Launch) -> Tensor:
             dw = self._parts(tile.splits, self.kernel_shape, s, dtypes[0])
@@ -241,17 +244,17 @@ class WeightGradients:
         """Cycles to write and sum up parts of ``size`` numbers."""
         return 0 if splits == 1 else KERNEL + splits * size * 4 * 2 / MEMORY_BYTES
 
-    def _parts(self, count: int, shape: tuple[int, ...], s: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory for a sum of ``dtype``, or for ``count`` parts of it.
+    def _parts(self, count: int, shape: tuple[int, ...], s: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Memory for a sum of ``dtype``, or for ``count`` parts of it; for None always as parts.
 
         Large kernels have many parts of ∂s, so these are bfloat16 if s is; float16 does not have the range.
         """
-        if count == 1:
+        if count == 1 and dtype is not None:
             return torch.empty(shape, dtype=dtype, device=s.device)
         half = shape is self.scale_shape and s.dtype == torch.bfloat16
         return torch.empty((count, *shape), dtype=s.dtype if half else torch.float32, device=s.device)
 
 
-def _sum(parts: Tensor, dtype: torch.dtype) -> Tensor:
-    """Over the first of five axes, in ``dtype``; a sum of one part has four."""
-    return parts if parts.ndim == 4 else parts.sum(0, dtype=dtype)
+def _sum(parts: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Over the first of five axes, in ``dtype``; a sum of one part has four, and parts may be wanted as they are."""
+    return parts if parts.ndim == 4 or dtype is None else parts.sum(0, dtype=dtype)

@@ -144,7 +144,7 @@ def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | Non
     grid, turns = plan.pool
     partial = torch.empty((n, grid[2], 3, c), dtype=torch.float32, device=x.device)
     launch(channel.pool, grid, (x, partial), (size, c, *steps, turns, pools.max, *tile), num_warps=8)
-    sizes = size, c, hidden, grid[2], *pools, row, deep
+    sizes: tuple[int, ...] = size, c, hidden, grid[2], *pools, row, deep
     launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     maps, moments = state, state  # not used
     if norm is not None:
@@ -163,7 +163,7 @@ def _spatial_forward(
     n, c, h, w = x.shape
     size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
     maps = torch.empty((n, 5, size), dtype=torch.float32, device=x.device)
-    sizes = size, c, state.shape[1], *plan.steps, *across
+    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, *across
     launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
     blocks = _ceil(size, columns)
     parts = n * blocks
@@ -210,7 +210,7 @@ def backward(
         )
     grid, turns = plan.pool
     partial = torch.empty((n, grid[2], c), dtype=torch.float32, device=x.device)
-    sizes = size, c, *steps, turns, *flags, *tile
+    sizes: tuple[int, ...] = size, c, *steps, turns, *flags, *tile
     launch(channel.gate_grad, grid, (g, x, maps, dmaps, share, partial), sizes, num_warps=8)
     sizes = size, c, hidden, grid[2], *pools, *flags, row, deep
     launch(channel.perceptron_grad, (n,), (partial, state, grads, w1, w2, share), sizes, num_warps=warps)
@@ -235,7 +235,7 @@ def _spatial_backward(
     grid, turns = plan.positions
     parts = grid[0] * grid[1]
     partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
-    sizes = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
+    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
     launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, share, partial), sizes, num_warps=8)
     launch(
         spatial.norm_grad,
@@ -256,7 +256,7 @@ def _weight_grad(pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_s
     steps = max(4, _ceil(count, ROWS * PROGRAMS))
     programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
     sums = torch.empty((programs, taps), dtype=torch.float32, device=g.device)
-    sizes = count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
+    sizes: tuple[int, ...] = count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
     launch(spatial.convolution_weight_grad, (programs,), (pair, g, sums), sizes)
     return sums.sum(0).view(weight.shape)
 
@@ -277,7 +277,7 @@ def convolve(pair: Tensor, weight: Tensor) -> Tensor:
     n, _, h, w = pair.shape
     size, columns = h * w, _columns(h * w)
     out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
-    sizes = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, columns
+    sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, columns
     launch(spatial.convolve, (n, _ceil(size, columns)), (pair, weight, out, out), sizes)
     return out
 
@@ -288,6 +288,6 @@ def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, 
     n, _, h, w = pair.shape
     size, columns = h * w, _columns(h * w)
     dpair = torch.empty_like(pair)
-    sizes = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
+    sizes: tuple[int, ...] = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
     launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (g, weight, dpair), sizes)
     return dpair, _weight_grad(pair, g, weight, h, w, 2 * size, size).to(weight.dtype)
