@@ -88,3 +88,33 @@ def test_prepared_launches_are_not_all_kept(monkeypatch):
     for size in range(10):
         prepared.launch(Kernel(), (1,), (torch.rand(4),), (size,))
     assert 1 <= len(prepared._ready) <= 3
+
+
+def test_parts_of_a_buffer_begin_at_whole_units():
+    buffer, parts = prepared.parts((3, 8, 1, 5), torch.device("cpu"))
+    assert all(part.data_ptr() % 16 == 0 for part in parts)
+    for number, part in enumerate(parts):
+        part.view().fill_(number)
+    assert [part.view().tolist() for part in parts] == [[0] * 3, [1] * 8, [2], [3] * 5]
+    again, same = prepared.parts((3, 8, 1, 5), buffer)
+    assert again is buffer
+    assert [part.data_ptr() for part in same] == [part.data_ptr() for part in parts]
+
+
+def test_tensors_of_one_allocation():
+    several = prepared.tensors((3, 8, 1, 5), torch.device("cpu"))
+    assert [len(tensor) for tensor in several] == [3, 8, 1, 5]
+    assert all(tensor.data_ptr() % 16 == 0 for tensor in several)
+    for number, tensor in enumerate(several):
+        tensor.fill_(number)
+    assert [tensor.unique().tolist() for tensor in several] == [[0], [1], [2], [3]]
+
+
+def test_a_part_is_passed_by_its_address():
+    kernel, (_, parts) = Kernel(), prepared.parts((4, 4), torch.device("cpu"))
+    launch = Prepared(kernel, (1,), (None,), (), {})
+    launch(parts[1])
+    launch(parts[1])
+    (_, _, (first,), _), (_, _, (second,)) = kernel.calls
+    assert torch.equal(first, parts[1].view())
+    assert first.data_ptr() == second == parts[1].data_ptr()
