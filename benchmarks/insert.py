@@ -3,12 +3,17 @@
     foveal bench insert resnet50 --mechanism aw
     foveal bench insert resnet50 --mechanism aw se aw+se "cbam pools=avg" --modes eager default --size 512
     foveal bench insert resnet50 --mechanism aw --profile           # where the time of one site goes
-    python benchmarks/insert.py --preset h200 --minutes 9 --csv results/bench-insert.csv
+    python benchmarks/insert.py --preset h200 --jobs 8 --minutes 8 --csv results/bench-insert.csv
 
 A mechanism is a name of ``foveal list mechanisms``; several joined by + are inserted in turn. key=value after it are
 its options, also ``at`` and ``start``. On a GPU: bf16 autocast, channels last, fused SGD with momentum; on a CPU
-float32. Times are medians with all that Python takes, no CUDA graph unless the mode makes one. The first step is that
-of a fresh model, on a GPU in a fresh process with empty caches; a compiled model is compiled in it.
+float32. cuDNN does not search for the fastest convolutions (torch.backends.cudnn.benchmark is off, as PyTorch starts).
+Times are medians with all that Python takes, no CUDA graph unless the mode makes one. The first step is that of a fresh
+model, on a GPU in a fresh process with empty caches; a compiled model is compiled in it.
+
+With --jobs several processes prepare their models side by side. While one times itself the others are stopped, so that
+its milliseconds are those of a machine that does nothing else. Seconds of first steps and of compiling are taken in
+company, without the time that a process was stopped; the column jobs says how many processes there were.
 
 With --csv every row is written as soon as it is measured, and rows that the file has are not measured again, so that a
 long list can be measured in several sittings. Something that fails is a row with the error.
@@ -18,81 +23,51 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
+import functools
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-import torch.nn.functional as F
 import yaml
 from rich.console import Console
-from rich.table import Table
+from rich.status import Status
 from torch import Tensor, nn
 
 import foveal
-from foveal.bench import cleared, clock_beside, hardware, host_time, launches, peak, peak_on_cpu, stopwatch, write_rows
+from foveal.bench import cleared, clock_beside, peak, peak_on_cpu, stopwatch
+from foveal.bench.prices import MODES, PARTS, PLAIN, Case, Rows, compared, key_of, row_key, sentence, show
+from foveal.bench.processes import Job, side_by_side, wait_for_turn
+from foveal.bench.steps import profile_site, step_of
 from foveal.errors import UserError
 from foveal.models.registry import any_model
 
-MODES = {"eager": None, "default": "default", "reduce-overhead": "reduce-overhead"}  # and torch.compile's mode
-PARTS = {"train": "a training step", "infer": "inference"}
 H200 = (
     ("resnet50", 64), ("resnet34", 128), ("resnext50_32x4d", 64), ("mobilenetv2_100", 128), ("regnety_016", 128),
     ("efficientnet_b0", 64), ("convnext_tiny", 64), ("resnet50", 256),
 )  # fmt: skip
 PRESETS = {"h200": (H200, tuple(MODES)), "cpu": ((("resnet18", 16),), ("eager", "default"))}  # models with batch; modes
-PLAIN = "plain"
-KEYS = ("model", "batch", "size", "mechanism", "mode", "part", "precision", "layout", "hardware", "torch")
-FIGURES = (
-    "ms", "plain ms", "time ratio", "peak MiB", "plain peak MiB", "memory ratio", "first s", "plain first s",
-    "compile s", "plain compile s", "error",
-)  # fmt: skip
+FIRST = ("aw", "se", "cbam")  # mechanisms that are measured before the others
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FOVEAL_CACHE")
 
 
-@dataclass(frozen=True)
-class Case:
-    """One model with one mechanism in one mode.
-
-    Attributes:
-        model: name of a network of timm, torchvision or foveal.
-        batch: number of images.
-        size: their side in pixels; 0 for the model's own.
-        mechanism: names and options, or ``plain``.
-        mode: a key of MODES.
-        device: ``cuda`` or ``cpu``.
-        channels_last: layout of images and model.
-        seconds: how long each part is measured.
-    """
-
-    model: str
-    batch: int
-    size: int
-    mechanism: str
-    mode: str
-    device: str
-    channels_last: bool
-    seconds: float
-
-    def build(self) -> tuple[nn.Module, Tensor]:
-        """The model with its attention, and images."""
-        torch.manual_seed(0)
-        model = any_model(self.model)
-        if self.mechanism != PLAIN:
-            insert_all(model, self.mechanism)
-        layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        images = torch.randn(self.batch, 3, self.size, self.size)
-        return model.to(self.device, memory_format=layout), images.to(self.device, memory_format=layout)  # type: ignore
+def build(case: Case) -> tuple[nn.Module, Tensor]:
+    """The model with its attention, and images."""
+    torch.manual_seed(0)
+    model = any_model(case.model)
+    if case.mechanism != PLAIN:
+        insert_all(model, case.mechanism)
+    layout = torch.channels_last if case.channels_last else torch.contiguous_format
+    images = torch.randn(case.batch, 3, case.size, case.size)
+    return model.to(case.device, memory_format=layout), images.to(case.device, memory_format=layout)  # type: ignore
 
 
 def insert_all(model: nn.Module, mechanism: str) -> list[foveal.attention.Insertion]:
@@ -121,37 +96,13 @@ def mechanisms_of(words: list[str]) -> list[str]:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def runner(case: Case, part: str) -> tuple[Callable[[], object], float]:
-    """A training step or an inference of ``case``, and the MiB of what it keeps between steps on a CPU."""
-    gpu = case.device == "cuda"
-    model, images = case.build()
-    autocast = torch.autocast(case.device, torch.bfloat16, enabled=gpu)
-    compiled: Any = model if MODES[case.mode] is None else torch.compile(model, mode=MODES[case.mode])
-    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) / 2**20
-    if part == "infer":
-        model.eval()
+def measure(
+    cases: Sequence[Case], part: str, caches: Path, wait: Callable[[str], None] = lambda part: None
+) -> list[dict[str, Any]]:
+    """Milliseconds, MiB and seconds of the first step of each case, or its error; times are taken in turns.
 
-        def infer() -> object:
-            with torch.inference_mode(), autocast:
-                return compiled(images)
-
-        return infer, size
-    model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=gpu)
-    labels = torch.arange(case.batch, device=case.device) % 2
-
-    def step() -> None:
-        optimiser.zero_grad()
-        with autocast:
-            logits = compiled(images)
-        F.cross_entropy(logits.float(), labels).backward()
-        optimiser.step()
-
-    return step, 2 * size  # with momentum
-
-
-def measure(cases: Sequence[Case], part: str, caches: Path) -> list[dict[str, Any]]:
-    """Milliseconds, MiB and seconds of the first step of each case, or its error; times are taken in turns."""
+    ``wait(part)`` is called before, when all else is done.
+    """
     device, seconds = torch.device(cases[0].device), cases[0].seconds
     runs: dict[str, Callable[[], object]] = {}
     figures: list[dict[str, Any]] = []
@@ -162,8 +113,10 @@ def measure(cases: Sequence[Case], part: str, caches: Path) -> list[dict[str, An
             os.environ[name] = str(caches / part / str(i) / name)
         before = cleared()
         try:
-            run, held = runner(case, part)
+            run, held = step_of(*build(case), part, MODES[case.mode])
+            begin = time.monotonic()
             figures.append({"first s": stopwatch(run, device)})
+            figures[i]["spans"] = {"first s": (begin, time.monotonic())}
             if device.type == "cuda":
                 figures[i]["peak MiB"] = peak(lambda run=run: [run() for _ in range(4)]) - before
             else:
@@ -172,208 +125,152 @@ def measure(cases: Sequence[Case], part: str, caches: Path) -> list[dict[str, An
         except Exception as error:
             traceback.print_exc()
             figures[i:] = [{"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}]
-    for name, milliseconds in clock_beside(runs, device, seconds).items() if runs else ():
-        figures[int(name)]["ms"] = milliseconds
+    if runs:
+        wait(part)
+        for name, milliseconds in clock_beside(runs, device, seconds).items():
+            figures[int(name)]["ms"] = milliseconds
     return figures
 
 
-def measure_apart(case: Case, parts: Sequence[str], timeout: float) -> dict[str, dict[str, Any]]:
-    """The same for one case in a process of its own, by part."""
-    words = [sys.executable, __file__, "--case", json.dumps(asdict(case)), "--parts", *parts]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return {part: {"error": f"not done after {timeout:.0f} s"} for part in parts}
-    last = (done.stderr.strip().splitlines() or [""])[-1][:200]
-    figures = {part: {"error": f"the process ended with status {done.returncode}: {last}"} for part in parts}
-    for line in done.stdout.splitlines():
-        if line.startswith('{"part"'):
-            measured = json.loads(line)
-            figures[measured.pop("part")] = measured
-    return figures
-
-
-def group_figures(cases: list[Case], options: argparse.Namespace) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Measure a plain model and the same with mechanisms; yields each of the latter with its rows by part."""
-    plain, *attended = cases
-    if options.isolate:
-        beside = measure_apart(plain, options.parts, options.timeout)
-        for case in attended:
-            apart = measure_apart(case, options.parts, options.timeout)
-            yield case, {part: compared(case, part, beside[part], figures) for part, figures in apart.items()}
-        return
+def measure_as_child(case: Case, parts: Sequence[str]) -> None:
+    """Measure in a process of ``side_by_side``."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        measured = {part: measure(cases, part, Path(folder)) for part in options.parts}
-    for i, case in enumerate(attended, 1):
-        yield case, {part: compared(case, part, rows[0], rows[i]) for part, rows in measured.items()}
+        for part in parts:
+            (figures,) = measure([case], part, Path(folder), wait_for_turn)
+            print(json.dumps({"part": part, **figures}), flush=True)
 
 
-def compared(case: Case, part: str, plain: dict[str, Any], figures: dict[str, Any]) -> dict[str, object]:
-    """A row: a model with attention beside the plain one."""
-    error = f"plain model: {plain['error']}" if "error" in plain else figures.get("error", "")
-    row = key_of(case, part) | dict.fromkeys(FIGURES, "") | {"error": error}
-    if not error:
-        row |= {name: round(figures[name], 3) for name in ("ms", "peak MiB", "first s")}
-        row |= {f"plain {name}": round(plain[name], 3) for name in ("ms", "peak MiB", "first s")}
-        row["time ratio"] = round(figures["ms"] / plain["ms"], 3)
-        row["memory ratio"] = round(figures["peak MiB"] / plain["peak MiB"], 3)
-        if MODES[case.mode] is not None:
-            row["compile s"] = round(figures["first s"] - figures["ms"] / 1e3, 2)
-            row["plain compile s"] = round(plain["first s"] - plain["ms"] / 1e3, 2)
-    return row
-
-
-def key_of(case: Case, part: str) -> dict[str, object]:
-    """What a row is about; a file has one row for each."""
-    device = torch.device(case.device)
-    return {
-        "model": case.model, "batch": case.batch, "size": case.size, "mechanism": case.mechanism, "mode": case.mode,
-        "part": part, "precision": "bf16" if device.type == "cuda" else "fp32",
-        "layout": "channels last" if case.channels_last else "channels first",
-        "hardware": hardware(device), "torch": torch.__version__,
-    }  # fmt: skip
-
-
-# Host time of one site --------------------------------------------------------------------------------------------
-
-
-def profile(case: Case, console: Console) -> None:
-    """Print what one site costs Python and how many kernels it launches, plain and with its mechanism."""
-    model, images = case.build()
+def profile(plain: Case, case: Case, console: Console) -> None:
+    """Print what the middle site of a mechanism costs, beside the plain layer."""
     sites = insert_all(any_model(case.model), case.mechanism)[-1].sites
-    site, device = sites[len(sites) // 2], torch.device(case.device)
-    inputs: list[Tensor] = []
-    layer = model.get_submodule(site)
-    hook = layer.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
-    autocast = torch.autocast(case.device, torch.bfloat16, enabled=device.type == "cuda")
-    with torch.no_grad(), autocast:
-        model(images)
-    hook.remove()
-    x = inputs[0].clone().requires_grad_()
-    table = Table("", "forward µs", "with backward µs", "launches", "with backward", title=f"{site}, {tuple(x.shape)}")
-    for name, network in ((PLAIN, replace(case, mechanism=PLAIN).build()[0]), (case.mechanism, model)):
-        layer = network.train().get_submodule(site)
-        with autocast:
-            gradient = torch.ones_like(layer(x))
-
-            def forward(layer: nn.Module = layer) -> object:
-                return layer(x)
-
-            def both(layer: nn.Module = layer, gradient: Tensor = gradient) -> None:
-                layer(x).backward(gradient)
-
-            for _ in range(3):
-                both()
-            times = [f"{host_time(run, device):.0f}" for run in (forward, both)]
-            counts = [str(launches(run)) if device.type == "cuda" else "" for run in (forward, both)]
-        table.add_row(name, *times, *counts)
-    console.print(table)
-    with torch.profiler.profile() as profiler, autocast:
-        both()
-    console.print(profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=15), soft_wrap=True)
+    models = {one.mechanism: build(one)[0] for one in (plain, case)}
+    profile_site(models, sites[len(sites) // 2], build(case)[1], console)
 
 
 # The command ------------------------------------------------------------------------------------------------------
 
 
-def groups(options: argparse.Namespace) -> Iterator[list[Case]]:
-    """The plain model and the same with every mechanism, one list for a model, batch and mode; important ones first."""
+def groups(options: argparse.Namespace) -> list[list[Case]]:
+    """The plain model and the same with some mechanisms, one list for a model, batch and mode; important ones first.
+
+    Those are FIRST in all models, without compiling and then compiled; then the other mechanisms; then CUDA graphs.
+    """
     preset, preset_modes = PRESETS.get(options.preset, ([(options.model, options.batch)], ()))
     modes = options.modes or preset_modes or (("eager", "default") if options.device == "cuda" else ("eager",))
-    late = [[mode for mode in modes if (mode == "reduce-overhead") is late] for late in (False, True)]
-    for chosen in late:
-        for model, batch in preset:
-            config = timm.get_pretrained_cfg(model) if timm.is_model(model) else None
-            size = options.size or (config.input_size[-1] if config else 224)
-            mechanisms = options.mechanism or usual_mechanisms(model)
-            for mode in chosen:
-                yield [
+    found: list[tuple[tuple[bool, bool, int], list[Case]]] = []
+    for model, batch in preset:
+        config = timm.get_pretrained_cfg(model) if timm.is_model(model) else None
+        size = options.size or (config.input_size[-1] if config else 224)
+        usual = [] if options.mechanism else usual_mechanisms(model)
+        first = options.mechanism or [name for name in usual if name in FIRST]
+        others = [name for name in usual if name not in FIRST]
+        for mode in modes:
+            for late, mechanisms in enumerate((first, others)):
+                order = (mode == "reduce-overhead", bool(late), 0 if late else list(MODES).index(mode))
+                cases = [
                     Case(model, batch, size, name, mode, options.device, options.channels_last, options.seconds)
                     for name in (PLAIN, *mechanisms)
                 ]
+                found += [(order, cases)] if mechanisms else []
+    return [cases for _, cases in sorted(found, key=lambda pair: pair[0])]
 
 
+@functools.cache
 def usual_mechanisms(model: str) -> list[str]:
     """Mechanisms that have usual places in a model and need no options; those of the tables first."""
-    names = sorted(foveal.mechanisms(), key=lambda name: (*(name != known for known in ("aw", "se", "cbam")), name))
-    network, usual = any_model(model), []
-    for name in names:
-        with contextlib.suppress(UserError):
-            foveal.insert(network, name).eject()
-            usual.append(name)
+    names = sorted(foveal.mechanisms(), key=lambda name: (*(name != known for known in FIRST), name))
+    usual = []
+    with torch.device("meta"):  # nothing is initialised
+        network = any_model(model)
+        for name in names:
+            with contextlib.suppress(UserError):
+                foveal.insert(network, name).eject()
+                usual.append(name)
     return usual
 
 
-def sentence(row: dict[str, Any]) -> str:
-    """A row in words."""
-    what = f"{row['mechanism']} in {row['model']}, batch {row['batch']}, {row['size']}×{row['size']}, {row['mode']}"
-    if row["error"]:
-        return f"{what}, {row['part']}: {row['error']}"
-    later = float(row["first s"]) - float(row["plain first s"])
-    return (
-        f"{what}: {float(row['time ratio']):.2f}× the time of {PARTS[row['part']]} "
-        f"({float(row['plain ms']):.1f} → {float(row['ms']):.1f} ms), {float(row['memory ratio']):.2f}× the memory, "
-        f"{later:+.1f} s at the first one"
-    )
-
-
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a table of rows."""
-    table = Table(title="attention beside the plain model in the same mode", caption=str(rows[0]["hardware"]))
-    for head in ("model, batch", "mechanism", "mode", "part"):
-        table.add_column(head)
-    for head in ("time", "ms (plain)", "memory", "MiB (plain)", "first, s (plain)"):
-        table.add_column(head, justify="right")
-    for row in rows:
-        cells = [f"{row['model']}, {row['batch']}", row["mechanism"], row["mode"], row["part"]]
-        if row["error"]:
-            table.add_row(*cells, "failed")
+def measured_together(
+    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, until: float, status: Status
+) -> Iterator[dict[str, Any]]:
+    """Rows measured in this process, those of a group in turns."""
+    for plain, *attended in plan:
+        missing = [case for case in attended if rows.missing(case, options.parts)]
+        if not missing or time.monotonic() > until:
             continue
-        ratios = [f"{float(row[f'{name} ratio']):.2f}×" for name in ("time", "memory")]
-        pairs = [
-            f"{float(row[name]):.{digits}f} ({float(row[f'plain {name}']):.{digits}f})"
-            for name, digits in (("ms", 1), ("peak MiB", 0), ("first s", 1))
-        ]
-        table.add_row(*cells, ratios[0], pairs[0], ratios[1], *pairs[1:])
-    console.print(table)
+        status.update(f"measuring {plain}, and with {', '.join(case.mechanism for case in missing)}")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            measured = {part: measure([plain, *missing], part, Path(folder)) for part in options.parts}
+        for i, case in enumerate(missing, 1):
+            for part, figures in measured.items():
+                yield compared(case, part, figures[0], figures[i], 1)
 
 
-def read_rows(path: Path | None) -> dict[tuple[str, ...], dict[str, Any]]:
-    """Rows of a file, by what they are about."""
-    if path is None or not path.exists():
-        return {}
-    with open(path, newline="", encoding="utf-8") as file:
-        return {row_key(row): row for row in csv.DictReader(file)}
+def measured_apart(
+    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, until: float, status: Status
+) -> Iterator[dict[str, Any]]:
+    """Rows measured in a process for each case, ``options.jobs`` side by side."""
+    figures: dict[tuple[Case, str], dict[str, Any]] = {}
+    waiting: list[tuple[Case, str]] = []  # for the plain model
+    jobs = jobs_of(plan, rows, options, figures)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        environment = {"TMPDIR": folder}  # also what a killed process leaves there goes
+        if options.jobs > 1:
+            environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
+        reports = side_by_side(
+            announced(jobs, status), most=options.jobs, timeout=options.timeout, until=until, environment=environment
+        )
+        with contextlib.closing(reports):
+            for job, part, reported in reports:
+                figures[job.name, part] = reported
+                if job.name.mechanism != PLAIN:
+                    waiting.append((job.name, part))
+                for key in list(waiting):
+                    plain = figures.get((replace(key[0], mechanism=PLAIN), key[1]))
+                    if plain is not None:
+                        waiting.remove(key)
+                        yield compared(*key, plain, figures[key], options.jobs)
 
 
-def row_key(row: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(str(row[name]) for name in KEYS)
+def announced(jobs: list[Job], status: Status) -> Iterator[Job]:
+    """The jobs, each shown when it is taken."""
+    for i, job in enumerate(jobs, 1):
+        status.update(f"measuring {i} of {len(jobs)}: {job.name}")
+        yield job
+
+
+def jobs_of(
+    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, figures: dict[tuple[Case, str], dict[str, Any]]
+) -> list[Job]:
+    """What is not known yet, plain models first; puts what rows say of plain models into ``figures``."""
+    parts: dict[Case, list[str]] = {}
+    for plain, *attended in plan:
+        missing = {case: rows.missing(case, options.parts) for case in attended}
+        for part in options.parts:
+            if any(part in names for names in missing.values()) and part not in parts.setdefault(plain, []):
+                known = rows.plain(plain, part, options.jobs)
+                if known:
+                    figures[plain, part] = known
+                else:
+                    parts[plain].append(part)
+        parts |= missing
+    return [
+        Job(case, (sys.executable, __file__, "--case", json.dumps(asdict(case)), "--parts"), names)
+        for case, names in parts.items()
+        if names
+    ]
 
 
 def run_all(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """Measure what is not in the file yet, write it there, and return the rows that were asked for."""
-    known = {} if options.again else read_rows(options.csv)
-    written = read_rows(options.csv)
-    asked: list[dict[str, Any]] = []
+    rows, plan = Rows(options.csv, options.again), groups(options)
     until = time.monotonic() + 60 * options.minutes
-    for plain, *attended in list(groups(options)):
-        keys = {case: [row_key(key_of(case, part)) for part in options.parts] for case in attended}
-        asked += [known[key] for case in attended for key in keys[case] if key in known]
-        missing = [case for case in attended if not all(key in known for key in keys[case])]
-        if not missing or time.monotonic() > until:
-            continue
-        what = f"{plain.model}, batch {plain.batch}, {plain.mode}: plain, {', '.join(c.mechanism for c in missing)}"
-        with console.status(f"measuring {what}"):
-            for _, rows in group_figures([plain, *missing], options):
-                for row in rows.values():
-                    asked.append(row)
-                    written[row_key(row)] = row
-                    console.print(sentence(row), soft_wrap=True, highlight=False, markup=False)
-                    if options.csv:
-                        write_rows(options.csv, list(written.values()))
-                if time.monotonic() > until:
-                    break
-    return asked
+    measured = measured_apart if options.isolate else measured_together
+    with console.status("measuring") as status, contextlib.closing(measured(plan, rows, options, until, status)) as new:
+        for row in new:
+            rows.add(row)
+            console.print(sentence(row), soft_wrap=True, highlight=False, markup=False)
+    asked = [row_key(key_of(case, part)) for _, *attended in plan for case in attended for part in options.parts]
+    return [rows.known[key] for key in asked if key in rows.known]
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -387,10 +284,11 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=0, help="side of the images; the model's own if left out")
     parser.add_argument("--modes", nargs="+", choices=MODES, help="eager and default on a GPU, eager on a CPU")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--seconds", type=float, default=2.0 if gpu else 6.0, help="how long each is repeated")
+    parser.add_argument("--seconds", type=float, default=1.5 if gpu else 6.0, help="how long each is repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if gpu else "cpu")
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, help="on a GPU unless said otherwise")
     parser.add_argument("--isolate", action=argparse.BooleanOptionalAction, help="a process each; on a GPU likewise")
+    parser.add_argument("--jobs", type=int, default=1, help="such processes side by side, each timed alone")
     parser.add_argument("--timeout", type=float, default=600, help="seconds that such a process may take")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing more after this time")
     parser.add_argument("--csv", type=Path, help="write rows to this file; those it has are not measured again")
@@ -400,7 +298,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     for name in ("channels_last", "isolate"):
         if getattr(options, name) is None:
-            setattr(options, name, options.device == "cuda")
+            setattr(options, name, options.device == "cuda" or (name == "isolate" and options.jobs > 1))
+    if options.jobs < 1 or (options.jobs > 1 and not options.isolate):
+        raise UserError(f"--jobs {options.jobs}: expected at least 1, and 1 with --no-isolate")
     if not (options.model or options.preset or options.case):
         raise UserError("which model? for example: foveal bench insert resnet50 --mechanism aw")
     options.mechanism = mechanisms_of(options.mechanism or [])
@@ -409,18 +309,14 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> None:
     options, console = parsed(arguments), Console()
-    torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
     if options.case:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            for part in options.parts:
-                (figures,) = measure([Case(**json.loads(options.case))], part, Path(folder))
-                print(json.dumps({"part": part, **figures}), flush=True)
+        measure_as_child(Case(**json.loads(options.case)), options.parts)
         return
     if options.profile:
-        for _, *attended in groups(options):
+        for plain, *attended in groups(options):
             for case in attended:
-                profile(case, console)
+                profile(plain, case, console)
         return
     if options.model:
         for mechanism in options.mechanism:

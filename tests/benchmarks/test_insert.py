@@ -2,9 +2,11 @@
 
 import csv
 import importlib.util
-import subprocess
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -14,6 +16,7 @@ from torch import nn
 import foveal
 from foveal.attention import Gate
 from foveal.attention.insertion import registry
+from foveal.bench import write_rows
 from foveal.errors import UserError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "insert.py"
@@ -113,27 +116,104 @@ def test_a_model_that_does_not_compile(insert, tmp_path, monkeypatch):
     assert [row["error"] for row in read(tmp_path / "rows.csv")] == ["", "plain model: ValueError: not in default"]
 
 
-def test_a_process_that_dies_or_takes_too_long_is_a_row(insert, tmp_path, monkeypatch):
-    def run(words, timeout, **options):
-        if '"se"' in words[3]:
-            raise subprocess.TimeoutExpired(words, timeout)
-        status, figures = (
-            (-9, "") if '"aw"' in words[3] else (0, '{"part": "infer", "ms": 1, "first s": 1, "peak MiB": 1}')
-        )
-        return subprocess.CompletedProcess(words, status, figures + "\n", "killed\n")
+@pytest.fixture
+def pretended(insert, monkeypatch):
+    """``side_by_side`` without processes: takes figures of mechanisms from a dictionary and notes what it ran."""
+    ran, figures = [], {}
 
-    monkeypatch.setattr(subprocess, "run", run)
-    words = ["--isolate", "--timeout", "7", "--parts", "infer", "--mechanism", "aw", "se", "cbam"]
-    insert.main([*SMALL, *words, "--csv", str(tmp_path / "rows.csv")])
-    errors = [row["error"] for row in read(tmp_path / "rows.csv")]
-    assert errors == ["the process ended with status -9: killed", "not done after 7 s", ""]
+    def side_by_side(jobs, **options):
+        for job in list(jobs)[:: -1 if options["most"] > 1 else 1]:  # the plain model may come last
+            assert insert.Case(**json.loads(job.words[3])) == job.name
+            ran.append((job.name.mechanism, *job.parts))
+            default = {"ms": 2.0, "peak MiB": 1.0, "first s": 1.0}
+            yield from ((job, part, figures.get(job.name.mechanism, default)) for part in job.parts)
+
+    monkeypatch.setattr(insert, "side_by_side", side_by_side)
+    return ran, figures
+
+
+def test_a_process_that_fails_is_a_row(insert, tmp_path, pretended):
+    ran, figures = pretended
+    figures["aw"] = {"error": "the process ended with status -9: killed"}
+    words = ["--isolate", "--parts", "infer", "--mechanism", "aw", "se", "--csv", str(tmp_path / "rows.csv")]
+    insert.main([*SMALL, *words])
+    rows = read(tmp_path / "rows.csv")
+    assert [row["error"] for row in rows] == ["the process ended with status -9: killed", ""]
+    assert [(row["jobs"], row["time ratio"]) for row in rows] == [("1", ""), ("1", "1.0")]
+    assert ran == [("plain", "infer"), ("aw", "infer"), ("se", "infer")]
+
+
+def test_rows_wait_for_the_plain_model(insert, tmp_path, pretended):
+    ran, figures = pretended
+    figures["plain"] = {"ms": 1.0, "peak MiB": 1.0, "first s": 1.0}
+    words = ["--isolate", "--jobs", "2", "--mechanism", "aw", "se", "--csv", str(tmp_path / "rows.csv")]
+    insert.main([*SMALL, *words])
+    assert ran[-1] == ("plain", "train", "infer")
+    assert {(row["mechanism"], row["part"], row["time ratio"], row["jobs"]) for row in read(tmp_path / "rows.csv")} == {
+        (mechanism, part, "2.0", "2") for mechanism in ("aw", "se") for part in ("train", "infer")
+    }
+
+
+def test_the_plain_model_of_the_file_is_not_measured_again(insert, tmp_path, pretended):
+    ran, figures = pretended
+    figures["plain"] = {"ms": 1.25, "peak MiB": 4.0, "first s": 3.0}
+    words = ["--isolate", "--csv", str(tmp_path / "rows.csv"), "--mechanism"]
+    insert.main([*SMALL, *words, "aw", "--parts", "infer"])
+    ran.clear()
+    figures.clear()
+    insert.main([*SMALL, *words, "aw", "se"])
+    assert ran == [("plain", "train"), ("aw", "train"), ("se", "train", "infer")]
+    rows = {(row["mechanism"], row["part"]): row for row in read(tmp_path / "rows.csv")}
+    assert len(rows) == 4
+    plain = [rows["se", "infer"][f"plain {name}"] for name in ("ms", "peak MiB", "first s")]
+    assert plain == ["1.25", "4.0", "3.0"]
+    assert rows["se", "train"]["plain ms"] == "2.0"
+    ran.clear()
+    insert.main([*SMALL, *words, "cbam", "--parts", "infer", "--jobs", "2"])
+    assert ran == [("cbam", "infer"), ("plain", "infer")]  # first steps in company are not compared with those alone
+    ran.clear()
+    insert.main([*SMALL, *words, "se", "--parts", "infer", "--again"])
+    assert ran == [("plain", "infer"), ("se", "infer")]
+
+
+def test_a_file_without_the_column_jobs_can_be_continued(insert, tmp_path, pretended):
+    path = tmp_path / "rows.csv"
+    words = ["--isolate", "--parts", "infer", "--csv", str(path), "--mechanism"]
+    insert.main([*SMALL, *words, "aw"])
+    (row,) = read(path)
+    del row["jobs"]
+    write_rows(path, [row])
+    insert.main([*SMALL, *words, "aw", "se"])
+    assert [(row["mechanism"], row["jobs"]) for row in read(path)] == [("aw", ""), ("se", "1")]
+
+
+def test_a_child_is_ready_before_it_times_itself(insert, monkeypatch, capsys):
+    timed = []
+    monkeypatch.setattr(insert, "clock_beside", lambda runs, *_: timed.append(1) or dict.fromkeys(runs, 5.0))
+    said = []
+
+    def readline():
+        said.append((capsys.readouterr().out, len(timed)))
+        return "\n"
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=readline))
+    case = insert.Case("cifar_resnet20", 2, 8, "se", "eager", "cpu", False, 0.01)
+    insert.main(["--case", json.dumps(asdict(case)), "--parts", "infer"])
+    assert said == [('{"ready": "infer"}\n', 0)]
+    message = json.loads(capsys.readouterr().out)
+    assert (message["part"], message["ms"]) == ("infer", 5.0)
+    begin, end = message["spans"]["first s"]
+    assert end - begin == pytest.approx(message["first s"], abs=0.05)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=str))
+    with pytest.raises(SystemExit):  # nobody answers
+        insert.main(["--case", json.dumps(asdict(case)), "--parts", "infer"])
 
 
 @pytest.mark.slow
 def test_a_process_each(insert, tmp_path):
-    insert.main([*SMALL, "--isolate", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
+    insert.main([*SMALL, "--isolate", "--jobs", "2", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
     rows = read(tmp_path / "rows.csv")
-    assert [(row["part"], row["error"]) for row in rows] == [("train", ""), ("infer", "")]
+    assert [(row["part"], row["jobs"], row["error"]) for row in rows] == [("train", "2", ""), ("infer", "2", "")]
 
 
 @pytest.mark.slow
@@ -193,7 +273,29 @@ def test_presets(insert):
     for models, modes in insert.PRESETS.values():
         assert set(modes) <= set(insert.MODES)
         assert all(timm.is_model(model) for model, _ in models)
-    cases = list(insert.groups(insert.parsed(["--preset", "h200", "--mechanism", "aw"])))
-    modes = [case.mode for _, case in cases]
-    assert modes == ["eager", "default"] * 8 + ["reduce-overhead"] * 8
+    cases = insert.groups(insert.parsed(["--preset", "h200", "--mechanism", "aw"]))
+    assert [case.mode for _, case in cases] == ["eager"] * 8 + ["default"] * 8 + ["reduce-overhead"] * 8
     assert (cases[0][1].model, cases[0][1].batch, cases[0][1].size) == ("resnet50", 64, 224)
+
+
+def test_what_is_important_comes_first(insert, monkeypatch):
+    monkeypatch.setitem(insert.PRESETS, "two", ((("resnet18", 2), ("convnext_tiny", 2)), tuple(insert.MODES)))
+    monkeypatch.setattr(insert, "usual_mechanisms", {"resnet18": ["aw", "se", "x"], "convnext_tiny": ["se"]}.get)
+    options = insert.parsed(["resnet18"])
+    options.preset = "two"
+    cases = insert.groups(options)
+    assert [(plain.model, plain.mode, *(case.mechanism for case in attended)) for plain, *attended in cases] == [
+        ("resnet18", "eager", "aw", "se"), ("convnext_tiny", "eager", "se"),
+        ("resnet18", "default", "aw", "se"), ("convnext_tiny", "default", "se"),
+        ("resnet18", "eager", "x"), ("resnet18", "default", "x"),
+        ("resnet18", "reduce-overhead", "aw", "se"), ("convnext_tiny", "reduce-overhead", "se"),
+        ("resnet18", "reduce-overhead", "x"),
+    ]  # fmt: skip
+    assert {plain.mechanism for plain, *_ in cases} == {"plain"}
+
+
+@pytest.mark.parametrize("words", [["--jobs", "0"], ["--jobs", "2", "--no-isolate"]])
+def test_wrong_jobs(insert, words):
+    with pytest.raises(UserError, match=f"--jobs {words[1]}: expected at least 1, and 1 with --no-isolate"):
+        insert.parsed(["resnet18", *words])
+    assert insert.parsed(["resnet18", "--jobs", "2"]).isolate

@@ -1,0 +1,155 @@
+"""Processes side by side: who runs while one is timed, what is subtracted, and that none is left."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from foveal.bench.processes import Job, overlap, side_by_side
+
+# A pretended benchmark: its parts are scripts, run one after the other.
+CHILD = """
+import json, os, sys, time
+def say(**message):
+    print(json.dumps(message), flush=True)
+def ready(part):
+    say(ready=part)
+    assert sys.stdin.readline() == "\\n"
+print("something else", os.getpid())
+for script in sys.argv[1:]:
+    part = script
+    exec(script)
+"""
+QUICK = "ready(part); begin = time.monotonic(); time.sleep(0.3); say(part=part, ran=(begin, time.monotonic()))"
+# Notes every hundredth of a second for 1.5 s; a gap in the notes is a time at which it did not run.
+BUSY = """
+ticks = []
+begin = time.monotonic()
+while time.monotonic() < begin + 1.5:
+    ticks.append(time.monotonic())
+    time.sleep(0.01)
+ready(part)
+say(part=part, ticks=ticks, spans={"first s": (begin, ticks[-1])})
+"""
+HANGS = "time.sleep(60)"
+DIES = "sys.exit('no such luck')"
+
+
+def job(*parts, name=None):
+    return Job(name or parts[0], (sys.executable, "-S", "-c", CHILD), parts)
+
+
+def run(*jobs, **options):
+    with contextlib.closing(side_by_side(jobs, **{"settle": 0.0} | options)) as reports:
+        return [(job.name, part, figures) for job, part, figures in reports]
+
+
+def test_overlap():
+    assert overlap((10, 20), []) == 0
+    assert overlap((10, 20), [(0, 10), (20, 25)]) == 0
+    assert overlap((10, 20), [(5, 12), (14, 15), (18, 40)]) == 5
+    assert overlap((10, 20), [(5, 25)]) == 10
+
+
+def test_others_are_stopped_while_one_is_timed():
+    reports = {name: figures for name, _, figures in run(job(BUSY), job(QUICK), most=2)}
+    begin, end = reports[QUICK]["ran"]
+    ticks = reports[BUSY]["ticks"]
+    assert ticks[0] < begin < end < ticks[-1]  # side by side
+    assert not [tick for tick in ticks if begin < tick < end]
+    assert reports[BUSY]["first s"] < ticks[-1] - ticks[0] - 0.29
+    assert "spans" not in reports[BUSY]
+
+
+def test_seconds_of_a_process_do_not_count_while_it_is_stopped():
+    timed = "ready(part); time.sleep(0.6); say(part=part)"
+    slow = "begin = time.monotonic()\nfor _ in range(30): time.sleep(0.01)\nsay(part=part, s=time.monotonic() - begin)"
+    reports = run(job(slow), job(timed), job(timed, name="second"), most=3, timeout=1.1)
+    assert not [figures for *_, figures in reports if "error" in figures]
+    assert reports[-1][2]["s"] > 1.1
+
+
+def test_parts_of_a_job_and_order_of_jobs():
+    a, b = "ready(part); say(part=part, ms=1)", "ready(part); say(part=part, ms=2)"
+    one_at_a_time = run(job(a, b), job(b, a, name="last"))
+    assert one_at_a_time == [(a, a, {"ms": 1}), (a, b, {"ms": 2}), ("last", b, {"ms": 2}), ("last", a, {"ms": 1})]
+
+
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (DIES, "the process ended with status 1: no such luck"),
+        ("ready(part); sys.exit('too late')", "the process ended with status 1: too late"),
+        ("ready(part); os.kill(os.getpid(), 9)", "the process ended with status -9: "),
+        (HANGS, "not done after 1 s"),
+        ("ready(part); time.sleep(60)", "not done after 1 s"),
+    ],
+)
+def test_what_fails_is_reported_and_the_others_go_on(bad, error):
+    reports = {name: figures for name, _, figures in run(job(bad), job(QUICK), most=2, timeout=1)}
+    assert reports[bad] == {"error": error}
+    assert "ran" in reports[QUICK]
+
+
+def test_a_process_that_ends_reports_what_it_measured_before():
+    figures = "ready(part); say(part=part, ms=1)"
+    assert [report[2] for report in run(job(figures, DIES))] == [
+        {"ms": 1}, {"error": "the process ended with status 1: no such luck"},
+    ]  # fmt: skip
+
+
+def test_what_lacks_memory_beside_others_is_tried_again_alone(tmp_path):
+    path = str(tmp_path / "tried")
+    greedy = (
+        f"first = not os.path.exists({path!r}); open({path!r}, 'a').write('x'); time.sleep(0.3)\n"
+        "say(part=part, **({'error': 'OutOfMemoryError: CUDA out of memory'} if first else {'ms': 1}))"
+    )
+    assert [report[0] for report in run(job(greedy), job(QUICK), most=2)] == [QUICK, greedy]
+    assert run(job(greedy, name="alone"))[0][2] == {"ms": 1}
+    os.remove(path)
+    assert "error" in run(job(greedy))[0][2]  # there was nothing beside it
+
+
+def test_when_time_is_up():
+    now = time.monotonic()
+    reports = run(job(QUICK), job(HANGS), job(QUICK, name="late"), most=2, until=now + 0.1, patience=0.5)
+    assert [name for name, *_ in reports] == [QUICK]
+    assert time.monotonic() < now + 5
+    assert run(job(QUICK), until=now) == []
+
+
+def alive(pid):
+    """Whether a process runs (one that has ended and was not waited for does not)."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_none_is_left_when_it_is_ended(tmp_path, number):
+    """Ended while one is timed and another stopped, with what they started."""
+    note = f"open({str(tmp_path)!r} + '/' + str(os.getpid()), 'w').close()"
+    script = f"import os, time; {note}; time.sleep(60)"
+    helper = f"import subprocess; subprocess.Popen([sys.executable, '-S', '-c', {script!r}])"
+    jobs = [
+        job(f"{note}; {helper}; time.sleep(60)"),
+        job(f"{note}; time.sleep(1); ready(part); os.kill(os.getppid(), {int(number)}); time.sleep(60)"),
+    ]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
+        run(*jobs, most=2)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(pids) == 3
+    until = time.monotonic() + 2
+    while any(map(alive, pids)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not any(map(alive, pids))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_variables_of_the_processes():
+    tell = "say(part=part, value=os.environ['FOVEAL_TOLD'])"
+    assert run(job(tell), environment={"FOVEAL_TOLD": "yes"})[0][2] == {"value": "yes"}
