@@ -125,10 +125,10 @@ def fused_deform_conv(
 
 
 @register_flop_formula(torch.ops.foveal.deform_conv2d)
-def _flops(x_shape, offset_shape, modulation_shape, weight_shape, *args, out_shape, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return conv_flop_count(x_shape, weight_shape, out_shape)
+def _flops(x_shape, *args, out_shape, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return conv_flop_count(x_shape, args[2], out_shape)
 
 
 @register_flop_formula(torch.ops.foveal.deform_conv2d_backward)
-def _backward_flops(g_shape, x_shape, offset_shape, modulation_shape, weight_shape, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
-    return 2 * conv_flop_count(x_shape, weight_shape, g_shape)
+def _backward_flops(g_shape, x_shape, *args, **kwargs) -> int:  # type: ignore[no-untyped-def]
+    return 2 * conv_flop_count(x_shape, args[2], g_shape)
