@@ -10,37 +10,22 @@ with the recipe's batch, precision and crop, and its peak memory. ``foveal.see.p
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.attention import mechanisms
 from foveal.bench import cleared, clock, hardware, peak, write_rows
 from foveal.models.build import build_model
 from foveal.recipe import Recipe, load
 from foveal.reproduce import find_table
+from foveal.tasks.segment.costs import gflops
 from foveal.tasks.segment.task import pixel_loss
 
 CLASSES = 21
-
-
-def deformable_flops(x: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
-    """Of a deformable convolution: those of the convolution; sampling is not counted, as in torch's formulas."""
-    return 2 * math.prod(out_shape) * math.prod(weight[1:])
-
-
-def gflops(recipe: Recipe, crop: tuple[int, int], device: torch.device) -> float:
-    """Of the forward pass of one crop."""
-    model = build(recipe).to(device).eval()
-    formulas = {torch.ops.torchvision.deform_conv2d: deformable_flops}
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
-        model(torch.zeros(1, 3, *crop, device=device))
-    return counter.get_total_flops() / 1e9
 
 
 def build(recipe: Recipe) -> torch.nn.Module:
@@ -75,7 +60,7 @@ def measure(name: str, device: torch.device, overrides: list[str]) -> dict[str, 
     row: dict[str, object] = {
         "recipe": name,
         "parameters": sum(p.numel() for p in build(recipe).parameters()),
-        "gflops": round(gflops(recipe, crop, device), 3),
+        "gflops": round(gflops(build(recipe).to(device), crop), 3),
     }
     if device.type == "cuda":
         cleared()

@@ -48,8 +48,7 @@ def by_equations(module: SpatialAttention, x: Tensor) -> Tensor:
     queries = (
         maps[:, :1, :1] if module.terms == "0010" else maps
     )  # the same for all queries, in the released module too
-    values = module.value(keys).unflatten(-1, (module.heads, -1))
-    out = module.proj(plain.attend(module.factors(queries, keys), values).flatten(3))
+    out = module.proj(plain.attend(*module.project(queries, keys)).flatten(3))
     return x + module.gamma * out.permute(0, 3, 1, 2)
 
 
@@ -57,9 +56,8 @@ def with_kernel(module: SpatialAttention, backend: SDPBackend, widen: bool, x: T
     """Spatial attention by one kernel of PyTorch's, with values widened to the number of columns or not."""
     maps = x.permute(0, 2, 3, 1)
     keys = maps[:, :: module.kv_stride, :: module.kv_stride]
-    values = module.value(keys).unflatten(-1, (module.heads, -1))
     with sdpa_kernel(backend):
-        gathered = fused.attend(module.factors(maps, keys), values, widen=widen)
+        gathered = fused.attend(*module.project(maps, keys), widen=widen)
     return x + module.gamma * module.proj(gathered.flatten(3)).permute(0, 3, 1, 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from foveal.errors import UnknownNameError, UserError
 from foveal.recipe.grid import is_grid
-from foveal.recipe.grids import find_cell, own_grid, shipped
+from foveal.recipe.grids import conclusions, find_cell, own_grid, shipped
 
 TABLE = """
 about: a small table
@@ -355,3 +355,20 @@ def test_anchors_and_merge_keys(write):
     grid = own_grid(write(text))
     assert grid.raw("one")["data"] == {"x": 3, "y": {"z": 2}}
     assert grid.raw("two")["data"] == {"x": 1, "y": {"z": 2}}
+
+
+# Conclusions ------------------------------------------------------------------------------------------------
+
+
+def test_conclusions(write):
+    path = write(TABLE + "conclusions: [near is easy, far is not]\n")
+    assert own_grid(path).conclusions == conclusions(str(path)) == ("near is easy", "far is not")
+    below = write("extends: mine.yaml\nsettings: {task: refer}\n", "below.yaml")
+    assert conclusions(str(below)) == ("near is easy", "far is not")
+    assert conclusions(str(write(TABLE))) == ()
+    assert conclusions("moved.yaml") == ()
+
+
+def test_conclusions_are_a_list_of_texts(write):
+    with pytest.raises(UserError, match="conclusions"):
+        own_grid(write(TABLE + "conclusions: {near: easy}\n"))

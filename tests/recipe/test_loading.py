@@ -157,6 +157,7 @@ def test_mistakes_with_a_table_of_ones_own(name, message, write):
         ("train: {batch: 0}", r"train\.batch: expected at least 1, got 0"),
         ("train: {eval_batch: 0}", r"train\.eval_batch: expected at least 1, got 0"),
         ("train: {accumulate: 0}", r"train\.accumulate: expected at least 1, got 0"),
+        ("train: {epochs: 10, check_every: 3}", r"train\.check_every=3 does not divide train\.epochs=10"),
         ("train: {patience: -1}", r"train\.patience: expected at least 0, got -1"),
         ("optim: {lr: -1}", r"optim\.lr: expected at least 0, got -1"),
         ("optim: {lr: .nan}", r"optim\.lr: expected at least 0, got nan"),

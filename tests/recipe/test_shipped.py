@@ -46,6 +46,7 @@ TABLES = {  # rows and columns
     "icasc/voc2012-lite": (4, 1),
     "spatial/atlas": (16, 3),
     "spatial/cityscapes": (7, 1),
+    "spatial/rate": (4, 0),
     "spatial/segmentation": (11, 3),
 }
 

@@ -5,7 +5,8 @@ al.: "Deformable ConvNets v2" (https://arxiv.org/abs/1811.11168); in the compari
 Spatial Attention Mechanisms" (https://arxiv.org/abs/1904.05873) the sparse form of attention from query content and
 relative position.
 
-The arithmetic is torchvision's operator, which has no second derivative: where one is needed, as in class attention of
+The arithmetic is torchvision's operator; on NVIDIA GPUs, for convolutions without groups, kernels of our own that keep
+the precision and layout of the map. Neither has a second derivative: where one is needed, as in class attention of
 second order, a plain form takes its place.
 
 Departures: the operator knows neither bfloat16 nor, on a CPU, float16, so in both it is computed in float32. With
@@ -21,9 +22,10 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Kernel, Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import block_convolutions
-from foveal.compat import CONV_FORWARD
+from foveal.compat import CONV_FORWARD, exporting
 from foveal.errors import UserError
 from foveal.kernels.aw.plain import first_order_suffices
+from foveal.kernels.deform.fused import fusable, fused_deform_conv
 from foveal.kernels.deform.plain import deform_conv, sampling_points
 
 
@@ -152,24 +154,44 @@ class DeformableKernel(Kernel):
         if self.modulated:
             offset, logits = offset.split([offset.shape[1] * 2 // 3, offset.shape[1] // 3], 1)
             modulation = self.most * torch.sigmoid(logits)
-        geometry = (self.kernel_size, self.stride, self.padding, self.dilation)
         if self.watchers:
             by_group = None if modulation is None else modulation.unflatten(1, (self.deform_groups, -1))
-            self.note(SamplingPoints(sampling_points(offset, *geometry), by_group))
-        half = dtype == torch.bfloat16 or (dtype == torch.float16 and not x.is_cuda)
-        wide = torch.float32 if half else dtype
-        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
-        x, offset = x.to(wide), offset.to(wide)
-        modulation = None if modulation is None else modulation.to(wide)
-        if first_order_suffices():
-            from torchvision.ops import deform_conv2d  # imports the compiler, which takes seconds
+            points = sampling_points(offset, self.kernel_size, self.stride, self.padding, self.dilation)
+            self.note(SamplingPoints(points, by_group))
+        if not first_order_suffices():
+            return self._plainly(conv, x, offset, modulation, dtype)
+        maps = x.to(dtype)
+        if not exporting() and fusable(maps, conv.weight, self.groups, self.deform_groups):
+            scales, weight = None if modulation is None else modulation.to(dtype), conv.weight.to(dtype)
+            geometry = self.stride, self.padding, self.dilation, self.deform_groups
+            out = fused_deform_conv(maps, offset.to(dtype), scales, weight, *geometry)
+            return out if conv.bias is None else out + conv.bias.to(dtype)[:, None, None]
+        from torchvision.ops import deform_conv2d  # imports the compiler, which takes seconds
 
-            out = deform_conv2d(x, offset, weight, bias, self.stride, self.padding, self.dilation, modulation)
-        else:
-            points = sampling_points(offset, *geometry)
-            by_group = None if modulation is None else modulation.unflatten(1, (self.deform_groups, -1))
-            out = deform_conv(x, points, by_group, weight, bias, self.groups)
-        return out.to(dtype)
+        # The operator would copy maps in channels last again after the cast.
+        wide, first = self._wide(dtype, x), torch.contiguous_format
+        maps, offset = (t.to(wide, memory_format=first) for t in (x, offset))
+        modulation = None if modulation is None else modulation.to(wide, memory_format=first)
+        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
+        out = deform_conv2d(maps, offset, weight, bias, self.stride, self.padding, self.dilation, modulation)
+        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+        return out.to(dtype, memory_format=torch.channels_last if last else torch.preserve_format)
+
+    def _plainly(
+        self, conv: nn.Conv2d, x: Tensor, offset: Tensor, modulation: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        """By operators that can be differentiated twice."""
+        wide = self._wide(dtype, x)
+        points = sampling_points(offset.to(wide), self.kernel_size, self.stride, self.padding, self.dilation)
+        by_group = None if modulation is None else modulation.to(wide).unflatten(1, (self.deform_groups, -1))
+        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
+        return deform_conv(x.to(wide), points, by_group, weight, bias, self.groups).to(dtype)
+
+    @staticmethod
+    def _wide(dtype: torch.dtype, x: Tensor) -> torch.dtype:
+        """What ``dtype`` is computed in: torchvision's operator knows no bfloat16 and, on a CPU, no float16."""
+        half = dtype == torch.bfloat16 or (dtype == torch.float16 and not x.is_cuda)
+        return torch.float32 if half else dtype
 
     def extra_repr(self) -> str:
         """Show what the children do not."""

@@ -7,7 +7,7 @@ Every position of a map (the query) takes a weighted sum of the values of other 
 softmax of up to four terms, from the content of the query, the content of the key and their relative position.
 
 Departures: the terms are one scaled dot product with a few more columns, so that nothing of the size queries × keys is
-built; γ is multiplied into the weights of the output projection; a range that leaves a query without a key is refused.
+built; a range that leaves a query without a key is refused.
 Where ``heads`` does not divide the channels, heads are narrower together than the map, as in the authors' code.
 """
 
@@ -124,59 +124,60 @@ class SpatialAttention(InsideBlocks):
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
         maps = x.permute(0, 2, 3, 1)
-        keys = maps[:, :: self.kv_stride, :: self.kv_stride].contiguous()
-        # γ is in the weights, so no map is multiplied by it, nor kept for its gradient.
-        weight, bias = self.gamma * self.proj.weight, self.gamma * self.proj.bias
+        # A pooling of single pixels, because the gradient of a slice would be filled with zeros once for each axis.
+        kept = x if self.kv_stride == 1 else F.avg_pool2d(x, 1, self.kv_stride)
+        keys = kept.permute(0, 2, 3, 1).contiguous()
         if self.terms == "0010" and self.spatial_range < 0:
-            pooled = self._pooled(maps, keys)
-            return x + F.linear(pooled, weight, bias).to(x.dtype)[:, :, None, None]
-        queries = maps if self.q_stride == 1 else maps[:, :: self.q_stride, :: self.q_stride]
-        factors = self.factors(queries, keys)
-        if self.watchers:
-            self.note(SpatialTerms(factors))
-        values = self._split(self.value(keys))
-        gathered = attend(factors, values)
-        out = F.linear(gathered.flatten(3), weight, bias).permute(0, 3, 1, 2)
-        if self.q_stride > 1:
-            out = F.interpolate(out, x.shape[2:], mode="bilinear", align_corners=False)
-        return x + out.to(x.dtype)
+            out = self.proj(self._pooled(maps, keys))[:, :, None, None]
+        else:
+            queries = maps if self.q_stride == 1 else maps[:, :: self.q_stride, :: self.q_stride]
+            factors, values = self.project(queries, keys)
+            if self.watchers:
+                self.note(SpatialTerms(factors))
+            out = self.proj(attend(factors, values).flatten(3)).permute(0, 3, 1, 2)
+            if self.q_stride > 1:
+                out = F.interpolate(out, x.shape[2:], mode="bilinear", align_corners=False)
+        return x + (self.gamma * out).to(x.dtype)
 
     def _pooled(self, maps: Tensor, keys: Tensor) -> Tensor:
         """Saliency alone, which is the same for every query: (N, M·d)."""
-        assert self.key is not None
         if self.watchers:
-            self.note(SpatialTerms(self.factors(maps, keys)))
+            self.note(SpatialTerms(self.project(maps, keys)[0]))
+        salience = self._saliency_weight()
         value = self.value.weight.unflatten(0, (self.heads, -1))
-        return pool_by_salience(keys.flatten(1, 2), self._saliency_weight(), value, self.scale)
+        return pool_by_salience(keys.flatten(1, 2), salience if self.scale == 1 else salience * self.scale, value)
 
     def _saliency_weight(self) -> Tensor:
         """V^C and u as one projection of a key's content, (M, C): no key is projected for E3 alone."""
         assert self.key is not None
         assert self.key_bias is not None
-        projection, bias = (t.unflatten(0, (self.heads, -1)) for t in (self.key.weight, self.key_bias))
-        return torch.einsum("mdc,md->mc", projection, bias)
+        return (self.key.weight * self.key_bias[:, None]).unflatten(0, (self.heads, -1)).sum(1)
 
-    def factors(self, queries: Tensor, keys: Tensor) -> Factors:
-        """What the terms are made of.
+    def project(self, queries: Tensor, keys: Tensor) -> tuple[Factors, Tensor]:
+        """What the terms are made of, and the values.
 
         Args:
             queries: maps in channels-last order at the positions of queries, (N, h, w, C).
             keys: at the positions of keys, (N, h', w', C).
+
+        Returns:
+            The factors, and V x, (N, h', w', M, d).
         """
-        e1, _, e3, _ = (digit == "1" for digit in self.terms)
         (h, w), (h_keys, w_keys) = queries.shape[1:3], keys.shape[1:3]
         strides, reach = (self.q_stride, self.kv_stride), self.spatial_range
         biases = (None if b is None else b.unflatten(0, (self.heads, -1)) for b in (self.key_bias, self.position_bias))
         key_bias, position_bias = biases
-        return Factors(
+        across, down = self._tables((h, w, h_keys, w_keys))
+        key, salience, values = self._of_keys(keys)
+        factors = Factors(
             terms=self.terms,
             query=None if self.query is None else self._split(self.query(queries)),
-            key=self._split(self.key(keys)) if self.key is not None and e1 else None,
-            salience=F.linear(keys, self._saliency_weight()) if e3 and not e1 else None,
+            key=key,
+            salience=salience,
             key_bias=key_bias,
             position_bias=position_bias,
-            across=self._table(self.position_x, w, w_keys),
-            down=self._table(self.position_y, h, h_keys),
+            across=across,
+            down=down,
             near_x=near(w, w_keys, strides, reach, keys.device) if reach >= 0 else None,
             near_y=near(h, h_keys, strides, reach, keys.device) if reach >= 0 else None,
             batch=keys.shape[0],
@@ -184,17 +185,33 @@ class SpatialAttention(InsideBlocks):
             size=(h, w, h_keys, w_keys),
             scale=self.scale,
         )
+        return factors, values
 
-    def _table(self, projection: nn.Linear | None, queries: int, keys: int) -> Tensor | None:
-        """V^R R along one axis, (queries, keys − 1, M, d), in float32 or wider."""
-        if projection is None:
-            return None
-        weight, strides = projection.weight, (self.q_stride, self.kv_stride)
-        codes = relative_codes(queries, keys, strides, self.position_magnitude, self.frequencies, weight)
-        device = weight.device.type
-        known = torch.amp.is_autocast_available(device)  # not of meta tensors
+    def _of_keys(self, keys: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """V^C x for E1 or uᵀ V^C x for E3 without it, and V x, all by one product."""
+        e1, _, e3, _ = (digit == "1" for digit in self.terms)
+        if not (e1 or e3):
+            return None, None, self._split(self.value(keys))
+        assert self.key is not None
+        first = self.key.weight if e1 else self._saliency_weight()
+        both = F.linear(keys, torch.cat([first, self.value.weight]))
+        of_key, values = both.split([len(first), len(self.value.weight)], -1)
+        return self._split(of_key) if e1 else None, None if e1 else of_key, self._split(values)
+
+    def _tables(self, size: tuple[int, int, int, int]) -> tuple[Tensor | None, Tensor | None]:
+        """V^R R along x and along y, (queries, keys − 1, M, d), in float32 or wider."""
+        if self.position_x is None or self.position_y is None:
+            return None, None
+        h, w, h_keys, w_keys = size
+        device = self.position_x.weight.device.type
+        known = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not of meta tensors
         with torch.autocast(device, enabled=False) if known else nullcontext():
-            return self._split(F.linear(codes, weight.to(codes.dtype)))
+            return self._table(self.position_x.weight, w, w_keys), self._table(self.position_y.weight, h, h_keys)
+
+    def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
+        strides = self.q_stride, self.kv_stride
+        codes = relative_codes(queries, keys, strides, self.position_magnitude, self.frequencies, weight)
+        return self._split(F.linear(codes, weight.to(codes.dtype)))
 
     def _split(self, projected: Tensor) -> Tensor:
         """(..., M·d) to (..., M, d)."""

@@ -16,10 +16,11 @@ A cell is a recipe, called ``TABLE/COLUMN-ROW``, or ``TABLE/ROW`` where the tabl
     published:                            # metric, row, one number a column (null: none)
       accuracy:
         soft: [0.8294, 0.5377]
+    conclusions: [what the paper finds]   # shown beside charts of what the cells cost
 
 Later parts win: settings, column, row, cells. The title of a cell is its row's, or ``settings.title``, in which
 ``{row}`` and ``{column}`` stand for theirs. ``extends: other.yaml`` (or the name of a table) takes settings, columns,
-rows, cells and published numbers from there, each as a whole, unless this file has its own.
+rows, cells, published numbers and conclusions from there, each as a whole, unless this file has its own.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Grid:
         changes: recipe keys by the cells that they are for; ``*`` stands for any text.
         published: metric, row and one number for each column.
         formerly: what cells were called before, with ``{row}`` and ``{column}``.
+        conclusions: what the paper finds, a sentence each.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Grid:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     published: Mapping[str, Mapping[str, tuple[float | None, ...]]] = field(default_factory=dict)
     formerly: str | None = None
+    conclusions: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -18,7 +18,7 @@ from foveal.recipe.grid import Grid, Heading, unknown_cell
 from foveal.typed import check_names, convert
 
 SUFFIXES = (".yaml", ".yml")
-INHERITED = ("settings", "columns", "rows", "cells", "published")
+INHERITED = ("settings", "columns", "rows", "cells", "published", "conclusions")
 KEYS = ("about", "formerly", "extends", *INHERITED)
 FILLED_IN = {"name": "name", "cell": "place in the table", "published": "published numbers"}  # by the table itself
 KEY = re.compile(r"(?!.*\.ya?ml$)\w[\w.+-]*", re.ASCII)
@@ -45,6 +45,7 @@ def read_grid(name: str, path: Path) -> Grid:
         columns=_headings(raw.get("columns"), f"{path}: columns"),
         rows=_headings(raw.get("rows"), f"{path}: rows"),
         changes={key: _changes(value, f"{path}: cells.{key}") for key, value in _section(raw, "cells", path).items()},
+        conclusions=convert(tuple[str, ...], raw.get("conclusions") or [], f"{path}: conclusions"),
     )
     _text(grid.settings.get("title"), f"{path}: settings.title")
     if not grid.rows:

@@ -16,7 +16,17 @@ from foveal.recipe.files import read_mapping
 from foveal.recipe.grid import Grid, is_grid, shown_cells, unknown_cell
 from foveal.recipe.grid_file import locate, read_grid, shipped_files
 
-__all__ = ["Grid", "cell_names", "find_cell", "former_names", "grids", "own_grid", "plain_recipes", "shipped"]
+__all__ = [
+    "Grid",
+    "cell_names",
+    "conclusions",
+    "find_cell",
+    "former_names",
+    "grids",
+    "own_grid",
+    "plain_recipes",
+    "shipped",
+]
 
 
 @functools.cache
@@ -90,6 +100,16 @@ def own_grid(path: Path) -> Grid:
     if not is_grid(read_mapping(path)):
         raise UserError(f"{path} is one recipe, not a table: it has no settings, columns, rows or cells")
     return read_grid(str(path), path)
+
+
+def conclusions(table: str) -> tuple[str, ...]:
+    """What the paper of a table finds; nothing if the table is unknown, as one whose file was moved."""
+    if table in grids():
+        return grids()[table].conclusions
+    try:
+        return own_grid(Path(table)).conclusions
+    except UserError:
+        return ()
 
 
 def unknown_recipe(name: str) -> UnknownNameError:

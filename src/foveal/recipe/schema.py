@@ -25,6 +25,7 @@ class Train:
         batch: samples a step and process.
         eval_batch: samples a step in validation and test.
         accumulate: batches whose gradients are added up before each update of the weights.
+        check_every: epochs from one validation and checkpoint to the next; a divisor of ``epochs``.
         select: which epoch is tested: the ``best`` by its validation score, or the ``last``.
         precision: ``32`` (matrix products in TF32 on a GPU), or ``bf16`` or ``16`` (automatic mixed precision).
         compile: compile the training step with torch.compile.
@@ -42,6 +43,7 @@ class Train:
     batch: int = 200
     eval_batch: int = 1000
     accumulate: int = 1
+    check_every: int = 1
     select: Literal["best", "last"] = "best"
     precision: Literal["32", "bf16", "16"] = "32"
     compile: bool = False
@@ -56,7 +58,12 @@ class Train:
     loggers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_least(self, "train", epochs=1, patience=0, batch=1, eval_batch=1, accumulate=1)
+        check_least(self, "train", epochs=1, patience=0, batch=1, eval_batch=1, accumulate=1, check_every=1)
+        if self.epochs % self.check_every:
+            raise UserError(
+                f"train.check_every={self.check_every} does not divide train.epochs={self.epochs}: the last epoch "
+                "would not be validated; change one of them"
+            )
 
 
 @dataclass

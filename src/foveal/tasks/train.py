@@ -144,6 +144,7 @@ def _trainer(recipe: Recipe, out: Path, callbacks: Sequence[L.Callback], loggers
         "strategy": train.strategy,
         "precision": PRECISIONS[train.precision],
         "max_epochs": train.epochs,
+        "check_val_every_n_epoch": train.check_every,
         "accumulate_grad_batches": train.accumulate,
         "gradient_clip_val": recipe.optim.clip,
         "reload_dataloaders_every_n_epochs": 1,
@@ -244,7 +245,8 @@ def _callbacks(task: Task, folder: RunFolder, progress: bool) -> list[L.Callback
         callbacks.append(Patience(task.val_key, patience=recipe.train.patience, mode=task.mode))
     place: dict[str, Any] = {"dirpath": folder.path, "enable_version_counter": False}
     callbacks.append(Checkpoint(filename="best", monitor=task.val_key, mode=task.mode, save_weights_only=True, **place))
-    callbacks.append(Checkpoint(filename="last", save_on_train_epoch_end=True, **place))
+    every = recipe.train.check_every
+    callbacks.append(Checkpoint(filename="last", save_on_train_epoch_end=True, every_n_epochs=every, **place))
     return callbacks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,14 +14,17 @@ from readhtml import read
 from tiny import tiny_recipe
 from torch import nn
 
+from foveal.attention import DeformConv2d
 from foveal.data.embedded import signals
 from foveal.errors import UserError
 from foveal.measure import mean_iou
 from foveal.recipe import load
+from foveal.recipe.grids import conclusions
 from foveal.runs import RunFolder
 from foveal.see import report
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
+from foveal.tasks.segment.costs import gflops
 from foveal.tasks.segment.task import Segment, pixel_loss
 from foveal.tasks.train import _build_source, build_source
 
@@ -131,6 +135,53 @@ def test_the_report(run, tmp_path):
     third = Run(tmp_path / "third", "title=third", "train.epochs=1")
     text = read(report([run.out, other.out, third.out], tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Nothing cheaper is better than" in text
+    assert "GFLOPs of a crop" in text
+    assert "What the paper concludes" not in text
+
+
+def test_the_report_of_a_table_has_the_papers_conclusions(run, tmp_path):
+    for number in range(3):
+        out = tmp_path / str(number)
+        shutil.copytree(run.out, out)
+        result = json.loads((out / "result.json").read_text())
+        place = {"table": "spatial/atlas", "row": f"r{number}", "column": "deformable", "place": [number, 1]}
+        result |= {"title": f"r{number}", "cell": place}
+        result["metrics"]["peak_memory"] = 100.0 + number
+        (out / "result.json").write_text(json.dumps(result))
+    report(tmp_path, tmp_path / "report.html")
+    page = read((tmp_path / "report.html").read_text(encoding="utf-8")).text
+    assert "MiB in training" in page
+    for sentence in conclusions("spatial/atlas"):
+        assert sentence in page
+
+
+def test_validation_and_checkpoints_now_and_then(run, tmp_path):
+    rare = Run(tmp_path, "train.check_every=2")
+    scores = [[("val/mean_iou" in row) for row in RunFolder(out).epochs()] for out in (run.out, rare.out)]
+    assert scores == [[True, True], [False, True]]
+    states = [torch.load(out / "last.ckpt", weights_only=True)["state_dict"] for out in (run.out, rare.out)]
+    torch.testing.assert_close(states[1], states[0])
+
+
+def test_cudnn_searches_for_training_crops_only(run, tmp_path, monkeypatch):
+    seen = []
+    for name in ("training_step", "validation_step", "test_step"):
+        step = getattr(Segment, name)
+
+        def spy(self, *arguments, step=step, name=name):
+            seen.append((name, torch.backends.cudnn.benchmark))
+            return step(self, *arguments)
+
+        monkeypatch.setattr(Segment, name, spy)
+    Run(tmp_path)
+    assert set(seen) == {("training_step", True), ("validation_step", False), ("test_step", False)}
+
+
+def test_arithmetic_of_convolutions():
+    plain, deformable = nn.Conv2d(3, 4, 3, padding=1), DeformConv2d(3, 4, 3, padding=1)
+    assert gflops(plain, (6, 5)) == pytest.approx(2 * 3 * 4 * 9 * 30 / 1e9)
+    assert gflops(deformable, (6, 5)) == pytest.approx(2 * 3 * (4 + 18) * 9 * 30 / 1e9)
+    assert plain.training
 
 
 def test_samples(run):

@@ -1,19 +1,21 @@
 """Dynamic convolution as a sum over taps of shifted maps, so that the map is not copied once for every tap.
 
-Compiled, the sum is one kernel. In eager mode its backward keeps the map and the weights only; where a second
-derivative, a transform or a tracer needs operators, autograd goes through the sum itself.
+On NVIDIA GPUs one kernel computes it (:mod:`foveal.kernels.dynamic.fused`). The backward keeps the map and the weights
+only; where a second derivative, a transform or a tracer needs operators, autograd goes through the sum itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foveal.compat import exporting
 from foveal.kernels.aw.plain import first_order_suffices
+from foveal.kernels.dynamic.fused import fusable, fused_dynamic_conv
 from foveal.kernels.support import observed
 
 
@@ -29,8 +31,11 @@ def dynamic_conv(x: Tensor, weights: Tensor, kernel: tuple[int, int], padding: t
     Returns:
         (N, C, H, W).
     """
-    if first_order_suffices() and not observed(x, weights):
-        return _Taps.apply(x, weights, kernel, padding)
+    if first_order_suffices():
+        if fusable(x, weights) and not exporting():
+            return fused_dynamic_conv(x, weights, kernel, (padding[2], padding[0]))
+        if not observed(x, weights):
+            return _Taps.apply(x, weights, kernel, padding)
     return _sum(x, weights, kernel, padding)
 
 
@@ -54,6 +59,18 @@ def _sum(x: Tensor, weights: Tensor, kernel: tuple[int, int], padding: tuple[int
     return out.flatten(1, 2)
 
 
+def differentiable_gradients(
+    need: Sequence[bool], g: Tensor, x: Tensor, weights: Tensor, kernel: tuple[int, int], padding: tuple[int, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of map and weights, where they are needed, that can be differentiated again."""
+    left, right, top, bottom = padding
+    out = _sum(x, weights, kernel, (left, right, top, bottom))
+    wanted = [t for t, needed in zip((x, weights), need, strict=True) if needed]
+    parts = iter(torch.autograd.grad(out, wanted, g, create_graph=True))
+    dx, dw = (next(parts) if needed else None for needed in need)
+    return dx, dw
+
+
 class _Taps(torch.autograd.Function):
     """The sum with in-place additions; keeps ``x`` and ``weights``."""
 
@@ -74,11 +91,7 @@ class _Taps(torch.autograd.Function):
         x, weights = ctx.saved_tensors
         kernel, padding = ctx.kernel, ctx.padding
         if torch.is_grad_enabled():
-            out = _sum(x, weights, kernel, padding)
-            wanted = [t for t, need in zip((x, weights), ctx.needs_input_grad, strict=False) if need]
-            parts = iter(torch.autograd.grad(out, wanted, g, create_graph=True))
-            dx, dw = (next(parts) if need else None for need in ctx.needs_input_grad[:2])
-            return dx, dw, None, None
+            return *differentiable_gradients(ctx.needs_input_grad[:2], g, x, weights, kernel, padding), None, None
         padded = F.pad(x, padding).unflatten(1, (weights.shape[1], -1))
         g = g.unflatten(1, (weights.shape[1], -1))
         dx = torch.zeros_like(padded) if ctx.needs_input_grad[0] else None

@@ -11,12 +11,14 @@ from PIL import Image
 from torch import Tensor
 
 from foveal.measure.mean_iou import IGNORED
+from foveal.recipe.grids import conclusions
 from foveal.runs import Group
 from foveal.runs.folder import Stored
 from foveal.see import Tradeoff, painted, pareto
 from foveal.see.draw.segmentation import legend
 from foveal.see.page import Section, cards, charts, figure, picture
 from foveal.tasks.report import ReportWords
+from foveal.tasks.segment.costs import GFLOPS, PEAK_MEMORY
 
 LIMIT = 6  # images
 MOST_MODELS = 8  # beside each other
@@ -53,26 +55,38 @@ def report_sections(groups: Sequence[Group], colours: Mapping[str, int]) -> list
 
 
 def _costs(groups: Sequence[Group]) -> list[Section]:
-    """What accuracy costs, of several models: the time of a training step, and parameters."""
+    """What accuracy costs, of several models: arithmetic, memory and time; and what a paper concludes."""
     figures = []
-    for key, scale, cost in (
-        ("step_seconds", 1e3, "milliseconds of a training step"),
-        ("parameters", 1e-6, "million parameters"),
+    for costs_of, cost in (
+        (lambda group: group.numbers(GFLOPS.key), "GFLOPs of a crop"),
+        (lambda group: group.numbers(PEAK_MEMORY.key), "MiB in training"),
+        (lambda group: [1e3 * s for s in group.values("step_seconds")], "milliseconds of a training step"),
     ):
         points = [
-            Tradeoff(group.name, _column(group), statistics.fmean(values), scale * statistics.median(costs))
+            Tradeoff(group.name, _column(group), statistics.fmean(values), statistics.median(costs))
             for group in groups
-            if (values := group.numbers("mean_iou")) and (costs := group.values(key))
+            if (values := group.numbers("mean_iou")) and (costs := costs_of(group))
         ]
         if len(points) >= FEWEST:
             figures.append(pareto(points, value="mean IoU, %", cost=cost))
-    return [Section("What it costs", charts(figures))] if figures else []
+    if not figures:
+        return []
+    tables = dict.fromkeys(filter(None, (_cell(group).get("table") for group in groups)))
+    found = [sentence for table in tables for sentence in conclusions(table)]
+    beside = Markup("<p>What the paper concludes:</p><ul>{}</ul>").format(
+        Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in found)
+    )
+    return [Section("What it costs", charts(figures) + (beside if found else Markup("")))]
+
+
+def _cell(group: Group) -> dict[str, str]:
+    """The place of a model in a table."""
+    return (group.finished[0].result.get("cell") if group.finished else None) or {}
 
 
 def _column(group: Group) -> str:
     """The column of a table that a model is in; an atlas has one for each kind of convolution."""
-    cell = group.finished[0].result.get("cell") if group.finished else None
-    return (cell or {}).get("column") or "models"
+    return _cell(group).get("column") or "models"
 
 
 def _same(samples: Stored, first: Stored) -> bool:

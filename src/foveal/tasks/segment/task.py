@@ -21,6 +21,7 @@ from foveal.tasks.base import SAMPLES, Batch, Task
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
+from foveal.tasks.segment.costs import GFLOPS, PEAK_MEMORY, gflops
 from foveal.tasks.segment.inference import logits_of, segment
 from foveal.tasks.segment.options import SegmentLoss, SegmentMeasure
 
@@ -72,6 +73,7 @@ class Segment(Task):
         for name in ("mean", "std"):  # buffers, so that they lie on the device before the first step
             self.register_buffer(name, torch.tensor(getattr(source, name)), persistent=False)
         self.confusion = PixelConfusion(classes)
+        self._crop, self._peak = source.crop, 0  # bytes of memory
 
     @classmethod
     def complete(cls, recipe: Recipe) -> Recipe:
@@ -111,6 +113,24 @@ class Segment(Task):
         self.val_loss.update(self._loss(logits, batch["label"]), len(logits))
         self.val_score.update(logits.argmax(1), batch["label"])
 
+    def on_train_end(self) -> None:
+        """Remember how much memory training took."""
+        if self.device.type == "cuda":
+            self._peak = torch.cuda.max_memory_allocated(self.device)
+
+    def on_validation_epoch_start(self) -> None:
+        """Images come in many sizes, for each of which cuDNN would search its fastest kernels anew."""
+        self._searched, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the score; training crops are all of one size."""
+        torch.backends.cudnn.benchmark = self._searched
+        super().on_validation_epoch_end()
+
+    def on_test_epoch_start(self) -> None:
+        """As in validation."""
+        torch.backends.cudnn.benchmark = False
+
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Scores, and a few samples to look at."""
         prediction = segment(self.model, self.inputs(batch), self.recipe.measure).argmax(1)
@@ -122,11 +142,14 @@ class Segment(Task):
             self.samples = {key: values.cpu()[spread].contiguous() for key, values in kept.items()}
 
     def results(self) -> Results:
-        """Mean IoU with that of every class, and pixel accuracy."""
+        """Mean IoU with that of every class, pixel accuracy, and what the network costs."""
         results, matrix = Results(), self.confusion.compute()
         ious = dict(zip(self.about()["answers"], class_iou(matrix).tolist(), strict=True))
         results.add(self.score, self.test_score.compute(), ious)
         results.add(PIXEL_ACCURACY, pixel_accuracy(matrix))
+        results.add(GFLOPS, gflops(self.model, self._crop))
+        if self._peak:
+            results.add(PEAK_MEMORY, self._peak / 2**20)
         return results
 
     @classmethod

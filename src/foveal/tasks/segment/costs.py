@@ -1,0 +1,44 @@
+"""What a segmentation network costs, beside the time of its steps: arithmetic, and memory in training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from foveal.measure.info import MetricInfo, register_metric
+
+GFLOPS = register_metric(
+    MetricInfo(
+        "gflops",
+        "Arithmetic",
+        unit="GFLOP",
+        better="lower",
+        about="Of the forward pass of one training crop; a multiplication and an addition count two.",
+    )
+)
+PEAK_MEMORY = register_metric(
+    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="The peak of the GPU's memory in training.")
+)
+
+
+def gflops(model: nn.Module, crop: tuple[int, int]) -> float:
+    """GFLOPs of the forward pass of one image of ``crop`` (height, width), deformable convolutions included."""
+    import torchvision  # noqa: F401  # registers the operator
+
+    formulas = {torch.ops.torchvision.deform_conv2d: _deformable}
+    device, training = next(model.parameters()).device, model.training
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=formulas) as counter:
+            model.eval()(torch.zeros(1, 3, *crop, device=device))
+    finally:
+        model.train(training)
+    return counter.get_total_flops() / 1e9
+
+
+def _deformable(x: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:
+    """Those of the convolution; sampling is not counted, as in torch's formulas."""
+    return 2 * math.prod(out_shape) * math.prod(weight[1:])
