@@ -286,6 +286,7 @@ def compiled_launch(
         descriptors: for every tensor, its descriptor or None for a pointer.
         rest: the arguments after the tensors.
     """
+    descriptors = [None if item is None else _rebased(item, None) for item in descriptors]  # they would keep tensors
     direct = _direct_launch(compiled, grid, descriptors, rest)
     if direct is not None:
         return direct

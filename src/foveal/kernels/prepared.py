@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foveal.compat import compiled_launch
+from foveal.kernels.parts import Part
 
 View = tuple[list[int], list[int], list[int]]
 """Shape, strides and block of a tensor that a kernel reads through a tensor descriptor."""
@@ -20,68 +19,8 @@ MOST = 4096  # prepared launches that are kept
 _ready: dict[Any, Prepared] = {}
 
 
-class Part:
-    """A part of a flat buffer, as an argument of a launch, which needs its address alone: far cheaper than a view."""
-
-    __slots__ = ("buffer", "first", "size")
-
-    def __init__(self, buffer: Tensor, first: int, size: int) -> None:
-        self.buffer, self.first, self.size = buffer, first, size
-
-    @property
-    def dtype(self) -> Any:
-        """Of the buffer."""
-        return self.buffer.dtype
-
-    def data_ptr(self) -> int:
-        """Where it begins."""
-        return self.buffer.data_ptr() + self.first * self.buffer.element_size()
-
-    def get_device(self) -> int:
-        """Number of the buffer's GPU, −1 on a CPU."""
-        return self.buffer.get_device()
-
-    def view(self) -> Tensor:
-        """The same as a tensor."""
-        return self.buffer[self.first : self.first + self.size]
-
-
 Argument = Tensor | Part | None
 """What a kernel takes as a tensor."""
-
-
-@cache
-def _starts(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
-    """Where parts of these sizes begin in a buffer of float32, each at a multiple of 16 bytes; and its length."""
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + -(-size // 4) * 4)
-    return tuple(starts[:-1]), starts[-1]
-
-
-def parts(sizes: tuple[int, ...], device: torch.device | Tensor) -> tuple[Tensor, list[Part]]:
-    """Memory for float32 parts of these sizes, or that of a given buffer: one allocation instead of many."""
-    starts, length = _starts(sizes)
-    buffer = device if isinstance(device, Tensor) else torch.empty(length, dtype=torch.float32, device=device)
-    return buffer, [Part(buffer, first, size) for first, size in zip(starts, sizes, strict=True)]
-
-
-@cache
-def _chunks(sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Sizes of consecutive chunks, with those that only fill up to 16 bytes; and which of them are parts."""
-    chunks: list[int] = []
-    which = []
-    for size in sizes:
-        which.append(len(chunks))
-        chunks += [size] if size % 4 == 0 else [size, -size % 4]
-    return chunks, which
-
-
-def tensors(sizes: tuple[int, ...], device: torch.device) -> list[Tensor]:
-    """Float32 tensors of these sizes in one allocation, each at a multiple of 16 bytes."""
-    chunks, which = _chunks(sizes)
-    divided = torch.empty(_starts(sizes)[1], dtype=torch.float32, device=device).split_with_sizes(chunks)
-    return [divided[i] for i in which]
 
 
 class Prepared:
