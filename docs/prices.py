@@ -8,7 +8,7 @@ from result_tables import RESULTS, Row, read
 
 MODES = {"eager": "eager", "default": "compiled", "reduce-overhead": "compiled, CUDA graphs"}
 PARTS = {"train": "A training step", "infer": "Inference"}
-COMMAND = "    python benchmarks/insert.py --preset h200 --csv results/bench-insert.csv"
+COMMAND = "    python benchmarks/insert.py --preset h200 --jobs 8 --csv results/bench-insert.csv"
 
 
 def prices(part: str = "", folder: Path = RESULTS) -> str:
@@ -35,7 +35,9 @@ def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
     cells = {(_model(row), row["mechanism"], row["mode"]): _cell(row) for row in rows}
     title = f"{PARTS[part]}, times the plain model's time (memory; seconds more at the first step). {hardware}"
     lines = ["| | |" + "".join(f" {MODES[mode]} |" for mode in modes), "|---|---|" + "---|" * len(modes)]
-    for model, mechanism in dict.fromkeys((model, mechanism) for model, mechanism, _ in cells):
+    models = list(dict.fromkeys(model for model, _, _ in cells))
+    pairs = dict.fromkeys((model, mechanism) for model, mechanism, _ in cells)
+    for model, mechanism in sorted(pairs, key=lambda pair: models.index(pair[0])):
         values = [cells.get((model, mechanism, mode), "") for mode in modes]
         lines.append(f"| {' | '.join([model, mechanism, *values])} |")
     return f"{title}, torch {torch}, {precision}.\n\n" + "\n".join(lines)

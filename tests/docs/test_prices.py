@@ -10,6 +10,7 @@ ROWS = {
     "eager": "resnet50,64,224,aw,eager,train,bf16,NVIDIA H200,2.11.0,1.316,1.02,3.1,1.0,\n",
     "compiled": "resnet50,64,224,aw,default,train,bf16,NVIDIA H200,2.11.0,1.1,1.01,40,30,\n",
     "failed": "resnet50,64,320,se,default,train,bf16,NVIDIA H200,2.11.0,,,,,RuntimeError: no\n",
+    "late": "resnet50,64,224,spatial,eager,train,bf16,NVIDIA H200,2.11.0,1.5,1.1,2,1,\n",
     "inference": "resnet50,64,224,aw,eager,infer,bf16,NVIDIA H200,2.11.0,1.2,1,0.5,0.6,\n",
     "cpu": 'resnet18,16,224,aw,eager,train,fp32,"CPU, 2 threads",2.15.0,1.3,1.5,1,1,\n',
 }
@@ -41,3 +42,12 @@ def test_a_table_for_each_hardware_and_part(tmp_path):
     titles = [line for line in text.splitlines() if line and not line.startswith("|")]
     assert [title.split(",")[0] for title in titles] == ["A training step", "Inference", "A training step"]
     assert ["CPU, 2 threads" in title for title in titles] == [False, False, True]
+
+
+def test_mechanisms_of_a_model_stand_together(tmp_path):
+    text = prices.prices("train", write(tmp_path, "eager", "failed", "late"))
+    assert [line.split(" | ")[:2] for line in text.splitlines()[4:]] == [
+        ["| resnet50, batch 64", "aw"],
+        ["| resnet50, batch 64", "spatial"],
+        ["| resnet50, batch 64, 320×320", "se"],
+    ]
