@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from foveal.kernels import prepared
+from foveal.kernels import parts, prepared
 from foveal.kernels.prepared import Prepared
 
 
@@ -91,18 +91,19 @@ def test_prepared_launches_are_not_all_kept(monkeypatch):
 
 
 def test_parts_of_a_buffer_begin_at_whole_units():
-    buffer, parts = prepared.parts((3, 8, 1, 5), torch.device("cpu"))
-    assert all(part.data_ptr() % 16 == 0 for part in parts)
-    for number, part in enumerate(parts):
+    buffer, several = parts.parts((3, 8, 1, 5), torch.device("cpu"))
+    assert all(part.data_ptr() % 16 == 0 for part in several)
+    for number, part in enumerate(several):
         part.view().fill_(number)
-    assert [part.view().tolist() for part in parts] == [[0] * 3, [1] * 8, [2], [3] * 5]
-    again, same = prepared.parts((3, 8, 1, 5), buffer)
+    assert [part.view().tolist() for part in several] == [[0] * 3, [1] * 8, [2], [3] * 5]
+    again, same = parts.parts((3, 8, 1, 5), buffer)
     assert again is buffer
-    assert [part.data_ptr() for part in same] == [part.data_ptr() for part in parts]
+    assert [part.data_ptr() for part in same] == [part.data_ptr() for part in several]
 
 
 def test_tensors_of_one_allocation():
-    several = prepared.tensors((3, 8, 1, 5), torch.device("cpu"))
+    buffer, _ = parts.parts((3, 8, 1, 5), torch.device("cpu"))
+    several = parts.divided(buffer, (3, 8, 1, 5))
     assert [len(tensor) for tensor in several] == [3, 8, 1, 5]
     assert all(tensor.data_ptr() % 16 == 0 for tensor in several)
     for number, tensor in enumerate(several):
@@ -111,10 +112,10 @@ def test_tensors_of_one_allocation():
 
 
 def test_a_part_is_passed_by_its_address():
-    kernel, (_, parts) = Kernel(), prepared.parts((4, 4), torch.device("cpu"))
+    kernel, (_, (_, part)) = Kernel(), parts.parts((4, 4), torch.device("cpu"))
     launch = Prepared(kernel, (1,), (None,), (), {})
-    launch(parts[1])
-    launch(parts[1])
+    launch(part)
+    launch(part)
     (_, _, (first,), _), (_, _, (second,)) = kernel.calls
-    assert torch.equal(first, parts[1].view())
-    assert first.data_ptr() == second == parts[1].data_ptr()
+    assert torch.equal(first, part.view())
+    assert first.data_ptr() == second == part.data_ptr()

@@ -35,6 +35,7 @@ from foveal.kernels.aw.branch import (
     branch_of,
     multiplier_of,
 )
+from foveal.kernels.aw.compiled import compiled_site
 from foveal.kernels.aw.fused import fusable, fused_conv
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
 from foveal.kernels.aw.pool import average_pool
@@ -242,16 +243,29 @@ class KernelAttention(Kernel):
         path = self._path(images, conv, weight)
         together = path == "fused" and conv.padding != "same"  # the branch reads what is convolved
         branch = self._branch(images, dtype) if together else None
+        out = self._compiled(images, conv, weight, padding) if together and torch.compiler.is_compiling() else None
         if branch is not None:
             options = Convolution(conv.stride, padding, conv.dilation, conv.groups)
             out = attended_conv(images, weight, conv.bias, *branch, options)
-        else:
+        elif out is None:
             out = self._convolve(path, conv, images, weight, self.multiplier(x), padding)
         if path == "taps":
             return out
         # The other forms return a layout of their own; a model keeps its own, as after a plain convolution.
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    def _compiled(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, padding: tuple[int, ...]) -> Tensor | None:
+        """Branch and convolution as one operator of a compiled graph; None if the compiler must see the modules."""
+        if self.watchers or not self.as_published:
+            return None
+        self._check_rows(x)
+        weight, bias = weight.to(x.dtype), None if conv.bias is None else conv.bias.to(x.dtype)
+        modules, options = (
+            (self.squeeze, self.norm1, self.excite, self.norm2),
+            (self.amount, self.pooled, self.residual),
+        )
+        return compiled_site(x, weight, bias, modules, *options, conv.stride, padding, conv.dilation, conv.groups)
 
     def _convolve(
         self, path: Path, conv: nn.Conv2d, x: Tensor, weight: Tensor, scale: Tensor, padding: tuple[int, ...]

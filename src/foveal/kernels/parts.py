@@ -51,11 +51,6 @@ def parts(sizes: tuple[int, ...], device: torch.device | Tensor) -> tuple[Tensor
     return buffer, [Part(buffer, first, size) for first, size in zip(begin, sizes, strict=True)]
 
 
-def empty(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Memory for float32 parts of these sizes."""
-    return torch.empty(starts(sizes)[1], dtype=torch.float32, device=device)
-
-
 def divided(buffer: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
     """The parts of a buffer as tensors."""
     chunks = []

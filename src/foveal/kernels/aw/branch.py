@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from foveal.compat import only_computes
 from foveal.kernels.aw.plain import conv_by_taps, match_layout
 from foveal.kernels.aw.pool import average_pool
+from foveal.kernels.parts import divided
 from foveal.kernels.support import fused_available, observed
 
 Normalise = Callable[[Tensor], Tensor]
@@ -29,11 +30,15 @@ MOST_CELLS = 64  # of a pooled map
 
 
 class Norm(NamedTuple):
-    """What a batch norm does beside its weight and bias; ``batch``: whether it takes the statistics of the batch."""
+    """What a batch norm does beside its weight and bias.
+
+    ``batch``: whether it takes the statistics of the batch. ``tracked``: the number of batches, or None if running
+    statistics are not updated.
+    """
 
     mean: Tensor
     var: Tensor
-    tracked: Tensor
+    tracked: Tensor | None
     batch: bool
     momentum: float
     eps: float
@@ -84,12 +89,34 @@ class Convolution:
         return self.stride[0], self.padding, self.dilation, self.groups
 
 
+def kept_sizes(m: int, c1: int, hidden: int, c2: int) -> tuple[int, ...]:
+    """What a branch keeps for its gradient: A0 (M, C1), z1 (M, hidden), mean and inverse deviation of both norms."""
+    return m * c1, m * hidden, 2 * hidden, 2 * c2
+
+
+def gradient_sizes(c1: int, hidden: int, c2: int) -> tuple[int, ...]:
+    """Number of values of :class:`Parameters`, with an amount."""
+    return hidden * c1, hidden, hidden, c2 * hidden, c2, c2, 1
+
+
+def parameter_gradients(buffer: Tensor, parameters: Parameters) -> list[Tensor | None]:
+    """Gradients of the parameters, from the buffer that holds all of them."""
+    (hidden, c1, _, _), c2 = parameters.w1.shape, parameters.w2.shape[0]
+    gradients = divided(buffer, gradient_sizes(c1, hidden, c2))
+    return [None if p is None else part.view(p.shape) for part, p in zip(gradients, parameters, strict=True)]
+
+
 def norm_of(module: nn.BatchNorm2d) -> Norm | None:
     """What ``module`` does; None if it does not keep statistics, has no affine part or averages over all batches."""
     mean, var, tracked, momentum = module.running_mean, module.running_var, module.num_batches_tracked, module.momentum
     if mean is None or var is None or tracked is None or momentum is None or module.weight is None:
         return None
     return Norm(mean, var, tracked, module.training, momentum, module.eps)
+
+
+def supported(w1: Tensor, size: tuple[int, int]) -> bool:
+    """Whether a program's tiles have room for a branch with these first weights and a pooled map of this size."""
+    return w1.shape[0] <= MOST_HIDDEN and size[0] * size[1] <= MOST_CELLS
 
 
 def branch_of(
@@ -117,7 +144,7 @@ def branch_of(
         return None
     w1, w2 = squeeze.weight, excite.weight
     first, second = norm_of(norm1), norm_of(norm2)
-    if first is None or second is None or w1.shape[0] > MOST_HIDDEN or size[0] * size[1] > MOST_CELLS:
+    if first is None or second is None or not supported(w1, size):
         return None
     parameters = Parameters(w1, norm1.weight, norm1.bias, w2, norm2.weight, norm2.bias, amount)
     tensors = [tensor for tensor in parameters if tensor is not None]
@@ -213,7 +240,8 @@ class _Multiplier(torch.autograd.Function):
         if torch.is_grad_enabled() or observed(g):
             return *_differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
         dx = torch.empty_like(x, memory_format=torch.channels_last) if need[0] else None
-        of_parameters = branch_launch.backward(g, dx, False, parameters, kept, ctx.branch)
+        gradients = branch_launch.backward(g, dx, False, parameters, kept, ctx.branch)
+        of_parameters = parameter_gradients(gradients, parameters)
         if dx is not None and len(x) == 1:
             dx = match_layout(dx, x)
         return dx, *(part if wanted else None for part, wanted in zip(of_parameters, need[1:8], strict=True)), None
@@ -246,26 +274,21 @@ class _Site(torch.autograd.Function):
         db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
         if torch.is_grad_enabled() or observed(g):
             inputs, of_inputs = [x, weight, *parameters], [*need[:2], *need[3:10]]
-            dx, dw, *of_parameters = _differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
-            return dx, dw, db, *of_parameters, None, None
+            dx, dw, *rest = _differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
+            return dx, dw, db, *rest, None, None
         of_branch = need[0] or any(need[3:10])
         wanted = [need[0], need[1] or of_branch]
         dtypes = weight.dtype, None  # not rounded in between; the branch adds up what the multiplier's consists of
         dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted, dtypes)
-        of_parameters = [None] * 7
+        of_parameters: list[Tensor | None] = [None] * 7
         if of_branch:
             assert ds is not None
-            of_parameters = branch_launch.backward(ds, dx, True, parameters, kept, ctx.branch)
+            gradients = branch_launch.backward(ds, dx, True, parameters, kept, ctx.branch)
+            of_parameters = parameter_gradients(gradients, parameters)
         if dx is not None and len(x) == 1:
             dx = match_layout(dx, x)
-        return (
-            dx,
-            dw if need[1] else None,
-            db,
-            *(part if n else None for part, n in zip(of_parameters, need[3:10], strict=True)),
-            None,
-            None,
-        )
+        of_parameters = [part if wanted else None for part, wanted in zip(of_parameters, need[3:10], strict=True)]
+        return dx, dw if need[1] else None, db, *of_parameters, None, None
 
 
 def _plain_branch(x: Tensor, *rest: Any) -> Tensor:

@@ -125,7 +125,8 @@ def attend(
 ):  # fmt: skip
     """The kernel's multiplier (M, C2) from z1 = W1 A0 (M, HIDDEN), float32.
 
-    BATCH1, BATCH2: whether a norm takes its statistics from the batch, and updates the running ones. ``stats`` get mean
+    BATCH1, BATCH2: whether a norm takes its statistics from the batch, and updates the running ones if ``tracked`` is
+    given. ``stats`` get mean
     and inverse standard deviation, (2, HIDDEN) and (2, C2). Variances are sums of squares around the first row, which
     one pass can compute without cancellation.
     """
@@ -146,7 +147,7 @@ def attend(
     if tl.program_id(0) == 0:
         tl.store(stats1 + k, mean, mask=in_k)
         tl.store(stats1 + HIDDEN + k, inverse, mask=in_k)
-        if BATCH1:
+        if BATCH1 and tracked1 is not None:
             _update(mean1, var1, tracked1, mean, var, k, HIDDEN, M, momentum1, True)
     scale = inverse * tl.load(gamma1 + k, mask=in_k, other=0.0)
     beta = tl.load(beta1 + k, mask=in_k, other=0.0)
@@ -162,7 +163,8 @@ def attend(
             total2 += tl.sum(distance2, 0)
             squares2 += tl.sum(distance2 * distance2, 0)
         center, spread = origin2 + total2 / M, tl.maximum(squares2 / M - (total2 / M) * (total2 / M), 0.0)
-        _update(mean2, var2, tracked2, center, spread, c, C2, M, momentum2, tl.program_id(0) == 0)
+        if tracked2 is not None:
+            _update(mean2, var2, tracked2, center, spread, c, C2, M, momentum2, tl.program_id(0) == 0)
     else:
         center, spread = tl.load(mean2 + c, mask=in_c, other=0.0), tl.load(var2 + c, mask=in_c, other=0.0)
     inverse2 = 1.0 / tl.sqrt(spread + eps2)

@@ -10,9 +10,10 @@ import triton
 from torch import Tensor
 
 from foveal.kernels.aw import branch_kernels
-from foveal.kernels.aw.branch import Branch, Parameters
+from foveal.kernels.aw.branch import Branch, Parameters, gradient_sizes, kept_sizes
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
-from foveal.kernels.prepared import launch, parts, tensors
+from foveal.kernels.parts import parts
+from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
 
 POSITIONS = 64  # of a map that a program of the pooling reads at a time; of a large one, twice as many
@@ -47,7 +48,7 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = w1.shape[0], w2.shape[0], n * h * w
     tile = tiles(c1, hidden, c2, h * w)
-    kept, (rows, z1, stats1, stats2) = parts(_kept_sizes(m, c1, hidden, c2), x.device)
+    kept, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     at_once = POSITIONS if height * width < 1024 else 2 * POSITIONS
     sizes = height, width, c1, hidden, h, w, precision, tile.cells, at_once, tile.channels, tile.hidden
@@ -66,16 +67,9 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     return multiplier, kept
 
 
-def _kept_sizes(m: int, c1: int, hidden: int, c2: int) -> tuple[int, ...]:
-    """A0 (M, C1), z1 (M, hidden), and mean and inverse deviation of both norms, (2, hidden) and (2, C2)."""
-    return m * c1, m * hidden, 2 * hidden, 2 * c2
-
-
 @on_its_device
-def backward(
-    g: Tensor, dx: Tensor | None, add: bool, parameters: Parameters, kept: Tensor, branch: Branch
-) -> list[Tensor | None]:
-    """Gradients of the parameters from that of the multiplier; that of the input goes to ``dx``.
+def backward(g: Tensor, dx: Tensor | None, add: bool, parameters: Parameters, kept: Tensor, branch: Branch) -> Tensor:
+    """Gradients of the parameters in one buffer, from that of the multiplier; that of the input goes to ``dx``.
 
     Args:
         g: (N, C2, h, w), or parts of a sum, contiguous (parts, N, h, w, C2).
@@ -91,25 +85,24 @@ def backward(
     m, many = n * h * w, 1 if whole else g.shape[0]
     tile = tiles(c1, hidden, c2, h * w)
     programs = ceil_div(c2, tile.columns)
-    _, (rows, z1, stats1, stats2) = parts(_kept_sizes(m, c1, hidden, c2), kept)
+    _, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), kept)
     _, (dz2, dz1, sums) = parts((m * c2, m * hidden, programs), g.device)
-    sizes: tuple[int, ...] = hidden * c1, c2 * hidden, hidden, hidden, c2, c2, 1
-    dw1, dw2, dgamma1, dbeta1, dgamma2, dbeta2, of_amount = tensors(sizes, g.device)
-    damount = None if amount is None else of_amount
+    gradients, (dw1, dgamma1, dbeta1, dw2, dgamma2, dbeta2, damount) = parts(gradient_sizes(c1, hidden, c2), g.device)
+    with_amount = (None, None) if amount is None else (sums, damount)
     launch(
         branch_kernels.attend_grad,
         (programs,),
         (channels_last(g) if whole else g, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2, dz2, dw2,
-         dgamma2, dbeta2, None if amount is None else sums),
+         dgamma2, dbeta2, with_amount[0]),
         (m, hidden, c2, many, branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    sizes = m, hidden, c2, c2, 1, 64, tile.hidden, 64
+    sizes: tuple[int, ...] = m, hidden, c2, c2, 1, 64, tile.hidden, 64
     launch(branch_kernels.product, (ceil_div(m, 64), 1), (dz2, w2, dz1), sizes, num_warps=4)  # ∂A1
     launch(
         branch_kernels.squeeze_grad,
         (ceil_div(hidden, 16),),
-        (dz1, z1, gamma1, beta1, stats1, dgamma1, dbeta1, None if amount is None else sums, damount),
+        (dz1, z1, gamma1, beta1, stats1, dgamma1, dbeta1, *with_amount),
         (m, hidden, programs, branch.norm1.batch, ROWS, 16, tile.parts),
         num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -124,6 +117,4 @@ def backward(
             (height, width, c1, hidden, add, h, w, tile.cells, POSITIONS, tile.channels, tile.hidden),
             num_warps=4,
         )
-    if damount is not None:
-        damount = damount.view(())
-    return [dw1.view_as(w1), dgamma1, dbeta1, dw2.view_as(w2), dgamma2, dbeta2, damount]
+    return gradients

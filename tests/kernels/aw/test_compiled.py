@@ -1,0 +1,75 @@
+"""Branch and convolution as one operator equal the modules: value, gradients and running statistics."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from foveal.attention.aw import KernelAttention
+from foveal.kernels.aw.compiled import compiled_site
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def site(start="paper", residual=True, bias=True):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=bias)
+    attention = KernelAttention(8, 16, (3, 3), start=start, residual=residual, reduction=4, path="taps")
+    for norm in (attention.norm1, attention.norm2):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias)
+        norm.running_mean.normal_()
+    if attention.amount is not None:
+        nn.init.constant_(attention.amount, 0.3)
+    return nn.ModuleList([conv, attention]).to(DEVICE)
+
+
+def fused(conv, attention, x):
+    modules = attention.squeeze, attention.norm1, attention.excite, attention.norm2
+    options = attention.amount, attention.pooled, attention.residual
+    return compiled_site(
+        x, conv.weight, conv.bias, modules, *options, conv.stride, conv.padding, conv.dilation, conv.groups
+    )
+
+
+@pytest.mark.parametrize(
+    ("training", "start", "residual"), [(True, "identity", True), (True, "paper", False), (False, "paper", True)]
+)
+def test_equals_the_modules(training, start, residual):
+    ours = site(start, residual).train(training)
+    plain = copy.deepcopy(ours)
+    images = torch.randn(3, 8, 7, 5, device=DEVICE).to(memory_format=torch.channels_last)
+    x, y = (images.clone().requires_grad_() for _ in range(2))
+    actual, expected = fused(*ours, x), plain[1].convolve(plain[0], y)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    g = torch.randn_like(expected)
+    actual.backward(g)
+    expected.backward(g)
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+    for (name, one), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+
+
+def test_frozen_input_and_no_bias():
+    ours = site(bias=False)
+    plain = copy.deepcopy(ours)
+    x = torch.randn(3, 8, 7, 5, device=DEVICE)
+    fused(*ours, x).sum().backward()
+    plain[1].convolve(plain[0], x).sum().backward()
+    torch.testing.assert_close(ours[0].weight.grad, plain[0].weight.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("change", ["a norm without statistics", "another norm", "half precision"])
+def test_other_modules_are_left_to_the_compiler(change):
+    conv, attention = site()
+    match change:
+        case "a norm without statistics":
+            attention.norm1 = nn.BatchNorm2d(4, track_running_stats=False).to(DEVICE)
+        case "another norm":
+            attention.norm2 = nn.SyncBatchNorm(16).to(DEVICE)
+        case "half precision":
+            attention.half()
+    assert fused(conv, attention, torch.randn(3, 8, 7, 5, device=DEVICE)) is None
