@@ -2,7 +2,8 @@
 
 A *row* is one pooled cell of one sample: M = N·h·w rows. The branch is small (C1 → C2/16 → C2 channels) and its norms
 take statistics over all rows, so a program owns whole columns: no program waits for another. The first norm has so few
-columns that every program computes its statistics for itself. Kernels are compiled for tiles, not for shapes.
+columns that every program computes its statistics for itself. Sums over rows are kept for every row of a tile and added
+up at the end: warps do not wait for each other in between. Kernels are compiled for tiles, not for shapes.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -134,12 +135,13 @@ def attend(
     in_k, in_c = k < HIDDEN, c < C2
     if BATCH1:
         origin = tl.load(z1 + k, mask=in_k, other=0.0)
-        total, squares = tl.zeros((BH,), tl.float32), tl.zeros((BH,), tl.float32)
+        sums, sums2 = tl.zeros((BM, BH), tl.float32), tl.zeros((BM, BH), tl.float32)
         for start in range(0, M, BM):
             m = start + tl.arange(0, BM)
             distance = tl.where((m < M)[:, None], _rows_of(z1, m, k, M, HIDDEN) - origin[None, :], 0.0)
-            total += tl.sum(distance, 0)
-            squares += tl.sum(distance * distance, 0)
+            sums += distance
+            sums2 += distance * distance
+        total, squares = tl.sum(sums, 0), tl.sum(sums2, 0)
         mean, var = origin + total / M, tl.maximum(squares / M - (total / M) * (total / M), 0.0)
     else:
         mean, var = tl.load(mean1 + k, mask=in_k, other=0.0), tl.load(var1 + k, mask=in_k, other=0.0)
@@ -155,13 +157,14 @@ def attend(
     if BATCH2:
         first = _relu((tl.load(z1 + k, mask=in_k, other=0.0) - mean) * scale + beta)
         origin2 = tl.sum(first[:, None] * kernel, 0)
-        total2, squares2 = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+        parts2, spreads2 = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
         for start in range(0, M, BM):
             m = start + tl.arange(0, BM)
             z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
             distance2 = tl.where((m < M)[:, None], z2 - origin2[None, :], 0.0)
-            total2 += tl.sum(distance2, 0)
-            squares2 += tl.sum(distance2 * distance2, 0)
+            parts2 += distance2
+            spreads2 += distance2 * distance2
+        total2, squares2 = tl.sum(parts2, 0), tl.sum(spreads2, 0)
         center, spread = origin2 + total2 / M, tl.maximum(squares2 / M - (total2 / M) * (total2 / M), 0.0)
         if tracked2 is not None:
             _update(mean2, var2, tracked2, center, spread, c, C2, M, momentum2, tl.program_id(0) == 0)
@@ -211,22 +214,23 @@ def attend_grad(
     factor = 1.0
     if amount is not None:
         factor = tl.load(amount)
-    of_beta, of_gamma = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    of_amount = tl.zeros((BC,), tl.float32)
+    sums, slopes = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
+    blends = tl.zeros((BM, BC), tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
         unit = (z2 - center[None, :]) * inverse[None, :]
         value = _sigmoid(unit * gamma[None, :] + shift[None, :])
         g = _sum_of_parts(gradient, m, c, M, C2, PARTS, BM, BC)  # zero outside
-        of_amount += tl.sum(g * (value if RESIDUAL else value - 1.0), 0)
+        blends += g * (value if RESIDUAL else value - 1.0)
         dy = g * factor * value * (1.0 - value)
-        of_beta += tl.sum(dy, 0)
-        of_gamma += tl.sum(dy * unit, 0)
+        sums += dy
+        slopes += dy * unit
+    of_beta, of_gamma = tl.sum(sums, 0), tl.sum(slopes, 0)
     tl.store(dgamma2 + c, of_gamma, mask=in_c)
     tl.store(dbeta2 + c, of_beta, mask=in_c)
     if amount is not None:
-        tl.store(damount + tl.program_id(0), tl.sum(of_amount, 0))
+        tl.store(damount + tl.program_id(0), tl.sum(tl.sum(blends, 0), 0))
     of_kernel = tl.zeros((BC, BH), tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
@@ -252,13 +256,14 @@ def squeeze_grad(
     in_k = k < HIDDEN
     mean, inverse = tl.load(stats1 + k, mask=in_k, other=0.0), tl.load(stats1 + HIDDEN + k, mask=in_k, other=0.0)
     gamma, shift = tl.load(gamma1 + k, mask=in_k, other=0.0), tl.load(beta1 + k, mask=in_k, other=0.0)
-    of_beta, of_gamma = tl.zeros((BH,), tl.float32), tl.zeros((BH,), tl.float32)
+    sums, slopes = tl.zeros((BM, BH), tl.float32), tl.zeros((BM, BH), tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         unit = (_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * inverse[None, :]
         dy = tl.where(unit * gamma[None, :] + shift[None, :] > 0, _rows_of(dz1, m, k, M, HIDDEN), 0.0)
-        of_beta += tl.sum(dy, 0)
-        of_gamma += tl.sum(dy * unit, 0)
+        sums += dy
+        slopes += dy * unit
+    of_beta, of_gamma = tl.sum(sums, 0), tl.sum(slopes, 0)
     tl.store(dgamma1 + k, of_gamma, mask=in_k)
     tl.store(dbeta1 + k, of_beta, mask=in_k)
     for start in range(0, M, BM):
