@@ -204,8 +204,8 @@ class SpatialAttention(InsideBlocks):
             return None, None
         h, w, h_keys, w_keys = size
         device = self.position_x.weight.device.type
-        known = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not of meta tensors
-        with torch.autocast(device, enabled=False) if known else nullcontext():
+        autocasts = device != "meta" and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if autocasts else nullcontext():
             return self._table(self.position_x.weight, w, w_keys), self._table(self.position_y.weight, h, h_keys)
 
     def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
