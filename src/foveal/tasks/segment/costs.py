@@ -17,11 +17,11 @@ MFLOPS = register_metric(
         "Arithmetic",
         unit="MFLOP",
         better="lower",
-        about="Of the forward pass of one training crop; a multiplication and an addition count two.",
+        about="Arithmetic is the forward pass of one training crop; a multiplication and an addition count two.",
     )
 )
 PEAK_MEMORY = register_metric(
-    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="The peak of the GPU's memory in training.")
+    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="Memory is the peak of the GPU in training.")
 )
 
 
