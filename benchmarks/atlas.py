@@ -22,7 +22,7 @@ from foveal.bench import cleared, clock, hardware, peak, write_rows
 from foveal.models.build import build_model
 from foveal.recipe import Recipe, load
 from foveal.reproduce import find_table
-from foveal.tasks.segment.costs import gflops
+from foveal.tasks.segment.costs import mflops
 from foveal.tasks.segment.task import pixel_loss
 
 CLASSES = 21
@@ -60,7 +60,7 @@ def measure(name: str, device: torch.device, overrides: list[str]) -> dict[str, 
     row: dict[str, object] = {
         "recipe": name,
         "parameters": sum(p.numel() for p in build(recipe).parameters()),
-        "gflops": round(gflops(build(recipe).to(device), crop), 3),
+        "gflops": round(mflops(build(recipe).to(device), crop) / 1e3, 3),
     }
     if device.type == "cuda":
         cleared()

@@ -1,4 +1,4 @@
-"""``results/bench-NAME.csv`` as bar charts and tables."""
+"""``results/bench-NAME.csv`` as bar charts and tables, and results against costs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import re
 from pathlib import Path
 
 from result_tables import RESULTS, Row, read
+
+from foveal.recipe.grids import grids
+from foveal.see import pareto, tradeoffs
 
 
 def bench(name: str, folder: Path = RESULTS) -> str:
@@ -28,6 +31,27 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     conditions = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
     table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
     return "\n\n".join([conditions, '<div class="bench">' + "".join(charts) + "</div>", table])
+
+
+COSTS = {"gflops": "GFLOPs of a crop", "mib": "MiB in training", "ms": "milliseconds of a training step"}
+
+
+def tradeoff(table: str, folder: Path = RESULTS) -> str:
+    """Mean IoU of a table's models against what they cost, and what its paper concludes beside it."""
+    results = [row for row in read(folder / f"{table.split('/')[0]}.csv") if row["table"] == table]
+    costs = read(folder / "bench-atlas.csv")
+    points = {label: tradeoffs(results, costs, "mean_iou", key) for key, label in COSTS.items()}
+    figures = [pareto(found, value="mean IoU, %", cost=label) for label, found in points.items() if found]
+    found = "\n".join(f"- {sentence}" for sentence in grids()[table].conclusions)
+    beside = f"What the paper concludes:\n\n{found}"
+    if not figures:
+        commands = (
+            f"foveal reproduce {table} --seeds 3 --csv results/{table.split('/')[0]}.csv",
+            f"python benchmarks/atlas.py --table {table} --csv results/bench-atlas.csv",
+        )
+        lines = "\n".join(f"    {command}" for command in commands)
+        return f"Not measured yet. These commands make the picture:\n\n{lines}\n\n{beside}"
+    return f'<div class="bench">{"".join(figures)}</div>\n\n{beside}'
 
 
 def plain_table(rows: list[Row]) -> str:

@@ -30,6 +30,7 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/ablations",
         "fan/table6-yahoo",
     ),
+    "spatial": ("spatial/segmentation", "spatial/rate", "spatial/atlas", "spatial/cityscapes"),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
@@ -40,6 +41,9 @@ UNTIMED = {  # runs shared their GPU with changing others, so times of steps are
     "icasc/voc2012-lite",
     "icasc/ablation",
     "icasc/cub100-lite",
+    "spatial/segmentation",
+    "spatial/rate",
+    "spatial/atlas",
 }
 AGAIN = {  # the model of another row, measured in another way: not in README.md
     "icasc/voc2012-lite/baseline-gradcam",
@@ -72,6 +76,11 @@ COMPARED = {  # pairs of cells of which the second might be better
         ("pointing_game", "icasc/voc2012-lite/baseline", "icasc/voc2012-lite/ach"),
         ("pointing_game", "icasc/voc2012-lite/baseline-gradcam", "icasc/voc2012-lite/gradcam"),
         ("pointing_game", "icasc/confusion/baseline", "icasc/confusion/sharpened"),
+    ),
+    "spatial": tuple(
+        ("mean_iou", f"spatial/segmentation/{data}-none", f"spatial/segmentation/{data}-{row}")
+        for data in ("voc2012", "camvid")
+        for row in ("1111", "1000", "0100", "0010", "0001", "0110", "0011", "deform", "deform-0010", "dynamic")
     ),
     "fan-documents": (
         *_pairs("accuracy", "fan/table8", "different-word", "semantic"),

@@ -7,6 +7,7 @@ MkDocs calls :func:`on_page_markdown` for every page. A marker is an HTML commen
     <!-- splits:icasc/voc2012-lite -->     measures of attention by right and wrong answers
     <!-- compare:fan-documents -->         cells of results/fan-documents.csv in pairs
     <!-- bench:aw -->                      charts and table of results/bench-aw.csv
+    <!-- tradeoff:spatial/atlas -->        results against costs, and what the paper concludes
 
 Tables of keys, datasets and models stand in the pages themselves, written by ``docs/tables.py``.
 """
@@ -16,10 +17,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from charts import bench
+from charts import bench, tradeoff
 from result_tables import classes, comparisons, results, splits
 
-FILLED = {"results": results, "classes": classes, "splits": splits, "compare": comparisons, "bench": bench}
+FILLED = {
+    "results": results,
+    "classes": classes,
+    "splits": splits,
+    "compare": comparisons,
+    "bench": bench,
+    "tradeoff": tradeoff,
+}
 MARKER = re.compile(rf"^<!-- ({'|'.join(FILLED)}):([\w./-]+) -->$", re.MULTILINE)
 
 

@@ -448,6 +448,13 @@ def test_bad_options(options, message):
         SpatialAttention(8, **options)
 
 
+def test_terms_that_yaml_reads_as_a_number():
+    """``terms: 1011`` without quotes can mean nothing else; ``0110`` is the number 72 there, which is refused."""
+    assert SpatialAttention(8, terms=1011).terms == "1011"
+    with pytest.raises(UserError, match="in YAML with quotes"):
+        SpatialAttention(8, terms=72)
+
+
 def test_bad_maps():
     with pytest.raises(UserError, match=r"expected maps \(N, 8, H, W\), got \(2, 4, 5, 5\)"):
         SpatialAttention(8)(torch.rand(2, 4, 5, 5))

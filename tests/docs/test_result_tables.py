@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import charts
 import expected
 import pytest
 import result_tables
@@ -130,7 +131,9 @@ def test_what_is_expected_exists() -> None:
     assert {cell for _, *cells in pairs for cell in cells} | expected.AGAIN <= set(cell_names())
 
 
-@pytest.mark.parametrize("paper", expected.COMPARED)
+@pytest.mark.parametrize(
+    "paper", [name for name in expected.COMPARED if (result_tables.RESULTS / f"{name}.csv").exists()]
+)
 def test_comparisons_are_of_measured_cells(paper: str) -> None:
     text = result_tables.comparisons(paper)
     assert text.count("\n| ") == len(expected.COMPARED[paper])
@@ -140,6 +143,22 @@ def test_columns_are_those_that_reproduce_writes() -> None:
     from foveal.reproduce import summary
 
     assert all(f'"{column}": ' in Path(summary.__file__).read_text(encoding="utf-8") for column in HEADER.split(","))
-    for paper in expected.TABLES:
-        path = result_tables.RESULTS / f"{paper}.csv"
+    measured = [result_tables.RESULTS / f"{paper}.csv" for paper in expected.TABLES]
+    for path in filter(Path.exists, measured):
         assert path.read_text(encoding="utf-8").splitlines()[0] == HEADER
+
+
+def test_accuracy_against_costs_and_the_papers_conclusions(tmp_path: Path) -> None:
+    text = charts.tradeoff("spatial/atlas", tmp_path)
+    assert "foveal reproduce spatial/atlas" in text
+    assert "nearly useless" in text
+    row = (
+        "spatial/atlas,spatial/atlas/none-{0},{0},none,mean_iou,%,higher,,{1},,,1,0.5,0,100,30,60,0.002,bf16,False,GPU"
+    )
+    write(tmp_path, *(row.format(*pair) for pair in (("1111", 0.55), ("0010", 0.56))), paper="spatial")
+    costs = "recipe,gflops,ms,mib\nspatial/atlas/none-1111,40,30,900\nspatial/atlas/none-0010,30,25,800\n"
+    (tmp_path / "bench-atlas.csv").write_text(costs, encoding="utf-8")
+    text = charts.tradeoff("spatial/atlas", tmp_path)
+    assert text.count("<figure") == 3
+    assert "0010, none (56.0 at 30)" in text
+    assert "nearly useless" in text

@@ -204,8 +204,8 @@ class SpatialAttention(InsideBlocks):
             return None, None
         h, w, h_keys, w_keys = size
         device = self.position_x.weight.device.type
-        known = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # not of meta tensors
-        with torch.autocast(device, enabled=False) if known else nullcontext():
+        autocasts = device != "meta" and torch.is_autocast_enabled(device)
+        with torch.autocast(device, enabled=False) if autocasts else nullcontext():
             return self._table(self.position_x.weight, w, w_keys), self._table(self.position_y.weight, h, h_keys)
 
     def _table(self, weight: Tensor, queries: int, keys: int) -> Tensor:
@@ -235,12 +235,13 @@ class SpatialAttention(InsideBlocks):
 
 
 def check_terms(terms: str | int) -> str:
-    """``terms`` if it is four digits 0 or 1, at least one of them 1."""
-    if not isinstance(terms, str) or not re.fullmatch("[01]{4}", terms):
+    """``terms`` as text, if it is four digits 0 or 1, at least one of them 1; a number cannot begin with 0."""
+    digits = str(terms)
+    if not re.fullmatch("[01]{4}", digits):
         raise UserError(
             f"terms={terms!r}: expected four digits, for the terms of query and key content, query content and "
             "position, key content, and position, such as '1111' or '0010' (in YAML with quotes)"
         )
-    if terms == "0000":
+    if digits == "0000":
         raise UserError("terms='0000' switches all four terms off: turn at least one on, such as '0010' for saliency")
-    return terms
+    return digits

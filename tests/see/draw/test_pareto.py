@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,14 @@ def test_the_picture():
     assert figure.index("The paper agrees.") > figure.index("Nothing cheaper")
     assert pareto([], value="a", cost="b") == ""
     assert pareto([Tradeoff("a", "", float("nan"), 1)], value="a", cost="b") == ""
+
+
+@pytest.mark.parametrize(("costs", "spread"), [((40.0, 44.0), 0.8), ((10.0, 44.0), 0.6)])
+def test_costs_that_are_close_together_are_drawn_apart(costs, spread):
+    points = [Tradeoff(str(cost), "", 0.5, cost) for cost in costs]
+    circles = re.findall(r'<circle cx="([\d.]+)"', pareto(points, value="a", cost="b"))
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', pareto(points, value="a", cost="b"))[1])
+    assert abs(float(circles[0]) - float(circles[1])) > spread * 0.8 * width
 
 
 def test_results_and_costs_are_joined():

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from foveal.attention import AttentionRecord
+from foveal.attention import AttentionRecord, DeformConv2d, SpatialAttention
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 from foveal.recipe import load
@@ -97,6 +97,32 @@ def test_where_a_position_looks(run, photo):
     assert "mechanism: spatial" in predict([run()], [photo], "60,5", None, None).remark
     both = predict([run(attends=True), run(title="other")], [photo], "60,5", None, None)
     assert list(both.data["models"]) == ["net", "other"]
+
+
+def test_each_term_and_sampling_points(run, photo, monkeypatch):
+    """Beside all terms together there is each term of the last layer; of a deformable convolution, its points."""
+    titles, drawn = [], []
+    monkeypatch.setattr(
+        "foveal.tasks.segment.prediction.segmentation",
+        lambda *a, panels: titles.extend(panels) or Image.new("RGB", (1, 1)),
+    )
+    monkeypatch.setattr(
+        "foveal.tasks.segment.prediction.sampling",
+        lambda image, points, at: drawn.append((points, at)) or Image.new("RGB", (192, 120)),
+    )
+    net = run()
+    net.model.attend = nn.Sequential(DeformConv2d(3, 3, 3, padding=1), SpatialAttention(3, heads=1, terms="0110"))
+    predict([net], [photo], "60,5", None, None)
+    assert titles == ["attend.0.deform", "attend.1", "attend.1 E2", "attend.1 E3"]
+    (points, at), *_ = drawn
+    assert at == pytest.approx((60, 5))
+    window = 8 * torch.tensor([[x, y] for y in (-1, 0, 1) for x in (6, 7, 8)]) + 3.5  # offsets are zero at first
+    torch.testing.assert_close(points[0], window.float())
+    saliency = run(title="other")
+    saliency.model.attend = SpatialAttention(3, heads=1, terms="0010")
+    titles.clear()
+    predict([saliency], [photo], "60,5", None, None)
+    assert titles == ["attend"]  # one term is all there is
 
 
 def test_the_row_of_a_position():

@@ -24,7 +24,7 @@ from foveal.runs import RunFolder
 from foveal.see import report
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
-from foveal.tasks.segment.costs import gflops
+from foveal.tasks.segment.costs import mflops
 from foveal.tasks.segment.task import Segment, pixel_loss
 from foveal.tasks.train import _build_source, build_source
 
@@ -135,7 +135,7 @@ def test_the_report(run, tmp_path):
     third = Run(tmp_path / "third", "title=third", "train.epochs=1")
     text = read(report([run.out, other.out, third.out], tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "Nothing cheaper is better than" in text
-    assert "GFLOPs of a crop" in text
+    assert "MFLOPs of a crop" in text
     assert "What the paper concludes" not in text
 
 
@@ -179,8 +179,8 @@ def test_cudnn_searches_for_training_crops_only(run, tmp_path, monkeypatch):
 
 def test_arithmetic_of_convolutions():
     plain, deformable = nn.Conv2d(3, 4, 3, padding=1), DeformConv2d(3, 4, 3, padding=1)
-    assert gflops(plain, (6, 5)) == pytest.approx(2 * 3 * 4 * 9 * 30 / 1e9)
-    assert gflops(deformable, (6, 5)) == pytest.approx(2 * 3 * (4 + 18) * 9 * 30 / 1e9)
+    assert mflops(plain, (6, 5)) == pytest.approx(2 * 3 * 4 * 9 * 30 / 1e6)
+    assert mflops(deformable, (6, 5)) == pytest.approx(2 * 3 * (4 + 18) * 9 * 30 / 1e6)
     assert plain.training
 
 

@@ -102,18 +102,26 @@ def pareto(
         lines.append(Line(group, x, y, slot[group], dots=True))
     best = front(points)
     lines.append(Line("front", [point.cost for point in best], [point.value for point in best], -1, faint=True))
-    lowest, highest = (end(point.value for point in points) for end in (min, max))
-    margin = 0.1 * (highest - lowest) or 0.05 * abs(highest) or 1.0
+    lowest, highest, margin = _ends([point.value for point in points])
+    cheapest, dearest, beside = _ends([point.cost for point in points])
+    apart = cheapest < dearest / 2  # costs that are close together need the whole width
+    across = Axis(cost, nice(dearest)) if apart else Axis(cost, dearest + beside, start=cheapest - beside)
     scale = 100 if percent else 1
     named = [f"{_name(point)} ({scale * point.value:.1f} at {point.cost:.4g})" for point in best]
     text = f"Nothing cheaper is better than {'; '.join(named)}."
     return chart(
         f"{value} against {cost}",
         lines,
-        Axis(cost, nice(max(point.cost for point in points))),
+        across,
         Axis(value, highest + margin, percent=percent, start=lowest - margin),
         note=f"{text} {note}".strip(),
     )
+
+
+def _ends(numbers: Sequence[float]) -> tuple[float, float, float]:
+    """The least, the greatest, and the margin beyond them."""
+    lowest, highest = min(numbers), max(numbers)
+    return lowest, highest, 0.1 * (highest - lowest) or 0.05 * abs(highest) or 1.0
 
 
 def _name(point: Tradeoff) -> str:

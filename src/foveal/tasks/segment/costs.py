@@ -11,22 +11,22 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from foveal.measure.info import MetricInfo, register_metric
 
-GFLOPS = register_metric(
+MFLOPS = register_metric(
     MetricInfo(
-        "gflops",
+        "mflops",
         "Arithmetic",
-        unit="GFLOP",
+        unit="MFLOP",
         better="lower",
-        about="Of the forward pass of one training crop; a multiplication and an addition count two.",
+        about="Arithmetic is the forward pass of one training crop; a multiplication and an addition count two.",
     )
 )
 PEAK_MEMORY = register_metric(
-    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="The peak of the GPU's memory in training.")
+    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="Memory is the peak of the GPU in training.")
 )
 
 
-def gflops(model: nn.Module, crop: tuple[int, int]) -> float:
-    """GFLOPs of the forward pass of one image of ``crop`` (height, width), deformable convolutions included."""
+def mflops(model: nn.Module, crop: tuple[int, int]) -> float:
+    """MFLOPs of the forward pass of one image of ``crop`` (height, width), deformable convolutions included."""
     import torchvision  # noqa: F401  # registers the operator
 
     formulas = {torch.ops.torchvision.deform_conv2d: _deformable}
@@ -36,7 +36,7 @@ def gflops(model: nn.Module, crop: tuple[int, int]) -> float:
             model.eval()(torch.zeros(1, 3, *crop, device=device))
     finally:
         model.train(training)
-    return counter.get_total_flops() / 1e9
+    return counter.get_total_flops() / 1e6
 
 
 def _deformable(x: Any, weight: Any, *rest: Any, out_shape: Any = None, **options: Any) -> int:

@@ -18,7 +18,7 @@ from foveal.attention import AttentionRecord, watch
 from foveal.data.images.masked import resized_to
 from foveal.data.images.reading import read_image
 from foveal.errors import UserError
-from foveal.see import overlay, segmentation
+from foveal.see import overlay, sampling, segmentation
 from foveal.tasks.answers import check_same_answers, normalised
 from foveal.tasks.prediction import Prediction, Trained, titles
 from foveal.tasks.segment.inference import segment
@@ -87,19 +87,19 @@ def look(run: Trained, photo: Tensor, short: int | None, window: int | None, wat
     x = normalised(image, torch.tensor(view["mean"]), torch.tensor(view["std"]))
     with torch.no_grad():
         logits = segment(run.model, x, options)
-        seen = pairwise_attention(run.model, x) if watched else {}  # of the whole image, whatever the window
+        seen = attention_from_positions(run.model, x) if watched else {}  # of the whole image, whatever the window
     classes = F.interpolate(logits, (height, width), mode="bilinear").argmax(1)[0]
     return Look(classes, seen, (down, across))
 
 
-def pairwise_attention(model: nn.Module, images: Tensor) -> dict[str, AttentionRecord]:
-    """The attention between positions that a model shows in a forward pass, by layer; none if it has none."""
+def attention_from_positions(model: nn.Module, images: Tensor) -> dict[str, AttentionRecord]:
+    """The attention between positions and the sampling points of a forward pass, by layer; none if there are none."""
     try:
         with watch(model) as records:
             model(images)
     except UserError:  # nothing to watch
         return {}
-    return {site: record for site, record in records.items() if record.kind == "pairwise"}
+    return {site: record for site, record in records.items() if record.kind in ("pairwise", "points")}
 
 
 def run_lengths(classes: Tensor) -> list[list[int]]:
@@ -130,15 +130,40 @@ def _query(at: str, photo: Tensor) -> tuple[float, float]:
 
 
 def _attention(title: str, photo: Tensor, looked: Look, query: tuple[float, float]) -> dict[str, Image.Image]:
-    """Where a position looks, in some of the layers: pictures by title."""
+    """Where a position looks, by title: sampling points, attention of the last layers, and each term of the last."""
     panels: dict[str, Image.Image] = {}
-    for site, record in reversed(looked.seen.items()):
-        if len(panels) == MOST_MAPS:
+    points = {site: record for site, record in looked.seen.items() if record.kind == "points"}
+    between = {site: record for site, record in looked.seen.items() if record.kind == "pairwise"}
+    for site, record in list(points.items())[-1:]:
+        panels[_panel_name(title, site)] = _sampled(photo, record, query)
+    maps: dict[str, Tensor] = {}
+    for site, record in reversed(between.items()):
+        if len(maps) == MOST_MAPS:
             break
         if (weights := attention_of(record, query, looked.size)) is not None:
-            name = f"{title} {site.removeprefix('backbone.').replace('.attached.', ' ')}".strip()
-            panels[name] = _marked(overlay(photo, weights), query)
-    return dict(reversed(panels.items()))
+            maps[_panel_name(title, site)] = weights
+    drawn = dict(reversed(maps.items()))
+    for site, record in list(between.items())[-1:]:
+        parts = record.parts if len(record.parts) > 1 else {}
+        found = {name: attention_of(part, query, looked.size) for name, part in parts.items()}
+        drawn |= {f"{_panel_name(title, site)} {name}": part for name, part in found.items() if part is not None}
+    return panels | {name: _marked(overlay(photo, weights), query) for name, weights in drawn.items()}
+
+
+def _panel_name(title: str, site: str) -> str:
+    return f"{title} {site.removeprefix('backbone.').replace('.attached.', ' ')}".strip()
+
+
+def _sampled(photo: Tensor, record: AttentionRecord, query: tuple[float, float]) -> Image.Image:
+    """The points that a deformable convolution of stride 1 samples from a position of its map."""
+    points, sides = record.values[0], photo.shape[:0:-1]  # (G, K, h, w, 2); width and height
+    counts = points.shape[3], points.shape[2]
+    column, row = (min(int(part * count), count - 1) for part, count in zip(query, counts, strict=True))
+    ratio = torch.tensor([side / count for side, count in zip(sides, counts, strict=True)])
+    chosen = (points[:, :, row, column].float().cpu() + 0.5) * ratio - 0.5
+    place = (query[0] * sides[0], query[1] * sides[1])
+    drawn = sampling(photo, chosen, place)
+    return drawn.resize((int(sides[0]), int(sides[1])), Image.Resampling.LANCZOS)
 
 
 def attention_of(record: AttentionRecord, query: tuple[float, float], size: Sequence[int]) -> Tensor | None:

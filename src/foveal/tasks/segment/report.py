@@ -18,7 +18,7 @@ from foveal.see import Tradeoff, painted, pareto
 from foveal.see.draw.segmentation import legend
 from foveal.see.page import Section, cards, charts, figure, picture
 from foveal.tasks.report import ReportWords
-from foveal.tasks.segment.costs import GFLOPS, PEAK_MEMORY
+from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY
 
 LIMIT = 6  # images
 MOST_MODELS = 8  # beside each other
@@ -58,7 +58,7 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
     """What accuracy costs, of several models: arithmetic, memory and time; and what a paper concludes."""
     figures = []
     for costs_of, cost in (
-        (lambda group: group.numbers(GFLOPS.key), "GFLOPs of a crop"),
+        (lambda group: group.numbers(MFLOPS.key), "MFLOPs of a crop"),
         (lambda group: group.numbers(PEAK_MEMORY.key), "MiB in training"),
         (lambda group: [1e3 * s for s in group.values("step_seconds")], "milliseconds of a training step"),
     ):

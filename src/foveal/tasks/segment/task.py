@@ -21,7 +21,7 @@ from foveal.tasks.base import SAMPLES, Batch, Task
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
-from foveal.tasks.segment.costs import GFLOPS, PEAK_MEMORY, gflops
+from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY, mflops
 from foveal.tasks.segment.inference import logits_of, segment
 from foveal.tasks.segment.options import SegmentLoss, SegmentMeasure
 
@@ -147,7 +147,7 @@ class Segment(Task):
         ious = dict(zip(self.about()["answers"], class_iou(matrix).tolist(), strict=True))
         results.add(self.score, self.test_score.compute(), ious)
         results.add(PIXEL_ACCURACY, pixel_accuracy(matrix))
-        results.add(GFLOPS, gflops(self.model, self._crop))
+        results.add(MFLOPS, mflops(self.model, self._crop))
         if self._peak:
             results.add(PEAK_MEMORY, self._peak / 2**20)
         return results
