@@ -10,6 +10,8 @@ from torch import nn
 from foveal.attention import CBAM
 from foveal.kernels.gates import fused, plain
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @pytest.mark.parametrize(
     ("ours", "theirs"),
@@ -59,12 +61,13 @@ def test_compiled(start, gpu, monkeypatch):
 
     monkeypatch.setattr(fused, "fused_available", lambda device: gpu and torch.compiler.is_compiling())
     torch.manual_seed(0)
-    gate = CBAM(6, start=start)
+    gate = CBAM(6, start=start).to(DEVICE)
     for parameter in gate.parameters():
         nn.init.normal_(parameter)
     twin, torch._dynamo.config.recompile_limit = copy.deepcopy(gate), 64
     compiled = torch.compile(gate, fullgraph=True, backend=aot_autograd(fw_compiler=keep))
-    x, y = (torch.randn(2, 6, 4, 5, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2))
+    image = torch.randn(2, 6, 4, 5, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    x, y = (image.clone().requires_grad_() for _ in range(2))
     actual, expected = compiled(x), twin(y)
     torch.testing.assert_close(actual, expected)
     actual.square().sum().backward()

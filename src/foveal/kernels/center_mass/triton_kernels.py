@@ -25,6 +25,7 @@ import triton.language as tl
 
 FAR = tl.constexpr(60.0)  # labelled pairs this much weaker than all pairs put a graph in doubt
 LOW = tl.constexpr(-80.0)  # so do pairs this weak, since padding has an affinity of zero
+TINY = tl.constexpr(2.0**-126)  # the least normal number of float32; Triton makes float64 of any that is less
 
 
 @triton.jit
@@ -152,7 +153,7 @@ def _loss_of_mass(log_mass, R, SHAPE: tl.constexpr):
     series = -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4)))  # of 1 − exp x, which cancels near zero
     rest = tl.where(x > -0.03, series, 1 - mass)
     if SHAPE == "focal":
-        base = tl.maximum(rest, 1.17549435e-38)
+        base = tl.maximum(rest, TINY)
         power = tl.exp(R * tl.log(base))
         inner = tl.where(rest < base, 0.0, R * power / base * mass * x)
         return -power * x, inner - power
