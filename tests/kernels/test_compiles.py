@@ -106,12 +106,12 @@ def test_center_mass(compiled, rule, dtype, count, masked):
     valid = torch.ones(2, count, dtype=torch.bool) if masked else None
     table = torch.ones(2, 5, 5, dtype=torch.bool) if rule == "table" else None
     inputs = center_mass.prepare(q, k, valid, target, torch.arange(2), table, rule)
-    rows = center_mass.row_sums(q, inputs, rule, 0.5)
+    rows = center_mass.row_sums(q, inputs, masked, rule, 0.5)
     center_mass.gradients(q, inputs, *rows, *rows, rule, 0.5)
-    sums = center_mass.graph_sums(q, inputs, rule, 0.5)
+    sums = center_mass.graph_sums(q, inputs, masked, rule, 0.5)
     for shape in ("focal", "l2", "smooth_l1"):
         _, rates = center_mass.mean_loss(*sums, shape, 2.0)
-    center_mass.gradients(q, inputs, *rates, *sums, rule, 0.5)
+    center_mass.gradients(q, inputs, *rates, *sums, rule, 0.5, torch.ones(()))
     assert compiled.issuperset(_every_kernel_of("foveal.kernels.center_mass"))
 
 
