@@ -22,6 +22,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +61,7 @@ def inputs(batch: int, heads: int, count: int, width: int, device: torch.device)
     """Vectors q and k (B, H, N, d), and labels (B, 1, N), some of them background."""
     generator = torch.Generator(device).manual_seed(0)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    here = {"generator": generator, "device": device}
+    here: dict[str, Any] = {"generator": generator, "device": device}
     q, k = (torch.randn(batch, heads, count, width, dtype=dtype, **here).requires_grad_() for _ in range(2))
     return q, k, torch.randint(-1, LABELS, (batch, 1, count), **here)
 
@@ -103,9 +104,7 @@ def describe(shape: dict[str, int]) -> str:
     return "N {count:6} d {width:4} heads {heads:3} batch {batch:4}".format(**shape)
 
 
-def compare(
-    shape: dict[str, int], device: torch.device, seconds: float, with_plain: bool
-) -> Iterator[dict[str, object]]:
+def compare(shape: dict[str, int], device: torch.device, seconds: float, with_plain: bool) -> Iterator[dict[str, Any]]:
     """A row for each form."""
     arguments = inputs(**shape, device=device)
     apart = difference(arguments) if with_plain else None
@@ -150,7 +149,7 @@ def main() -> None:
         if not gpu:
             parser.error("--tune needs an NVIDIA GPU")
         return search(shapes, device, options.table or tune.user_table())
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for shape in shapes:
         pairs = shape["batch"] * shape["heads"] * shape["count"] ** 2
         with_plain = shape["heads"] == min(heads) and pairs <= options.plain_up_to

@@ -98,8 +98,17 @@ def _every_kernel_of(room):
                     yield name, attribute
 
 
-@pytest.mark.parametrize("rule", ["different", "same", "table", "pairs"])
-@pytest.mark.parametrize(("dtype", "count", "masked"), [(HALF, 128, False), (SINGLE, 100, True)])
+@pytest.mark.parametrize(
+    ("rule", "dtype", "count", "masked"),
+    [
+        ("different", HALF, 128, False),
+        ("different", torch.float16, 128, True),
+        ("different", SINGLE, 100, True),
+        ("same", HALF, 100, True),
+        ("table", SINGLE, 128, False),
+        ("pairs", HALF, 128, False),
+    ],
+)
 def test_center_mass(compiled, rule, dtype, count, masked):
     q, k = (torch.zeros(2, count, 48, dtype=dtype) for _ in range(2))
     target = torch.zeros(2, count, count, dtype=torch.bool) if rule == "pairs" else torch.zeros(2, count).long()

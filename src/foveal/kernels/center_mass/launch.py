@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from foveal.kernels.center_mass import loss_kernels
 from foveal.kernels.center_mass import triton_kernels as kernels
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
@@ -133,7 +134,7 @@ def graph_sums(q: Tensor, prepared: Prepared, masked: bool, rule: str, scale: fl
     """Log-sums of every graph, (B,) each; arguments as in :func:`row_sums`."""
     rows = row_sums(q, prepared, masked, rule, scale)
     labelled, everything = (torch.empty(len(q), dtype=torch.float32, device=q.device) for _ in range(2))
-    launch(kernels.sum_rows, (len(q),), (*rows, labelled, everything), (q.shape[1], BLOCK))
+    launch(loss_kernels.sum_rows, (len(q),), (*rows, labelled, everything), (q.shape[1], BLOCK))
     return labelled, everything
 
 
@@ -145,7 +146,7 @@ def mean_loss(labelled: Tensor, everything: Tensor, shape: str, r: float) -> tup
     step = triton.cdiv(graphs, 4) * 4  # both rows begin at multiples of 16 bytes, as prepared launches need it
     rates = torch.empty(2, step, dtype=torch.float32, device=labelled.device)
     tensors = labelled, everything, loss, rates
-    launch(kernels.mean_loss, (1,), tensors, (graphs, step, float(r), shape, BLOCK))
+    launch(loss_kernels.mean_loss, (1,), tensors, (graphs, step, float(r), shape, BLOCK))
     return loss, rates[:, :graphs]
 
 

@@ -25,7 +25,6 @@ import triton.language as tl
 
 FAR = tl.constexpr(60.0)  # labelled pairs this much weaker than all pairs put a graph in doubt
 LOW = tl.constexpr(-80.0)  # so do pairs this weak, since padding has an affinity of zero
-TINY = tl.constexpr(2.0**-126)  # the least normal number of float32; Triton makes float64 of any that is less
 ZERO = tl.constexpr(1 << 23)  # code of label 0, see `encode`
 NONE = tl.constexpr(0x7FC00000)
 INVALID = tl.constexpr(0x7FFFFFFF)
@@ -168,72 +167,6 @@ def forward_rows(
 
 
 @triton.jit
-def _log_sum(rows, graph, N, BLOCK: tl.constexpr):
-    """Log-sum of the values of a graph's rows."""
-    top, total = -float("inf"), 0.0
-    for first in range(0, N, BLOCK):
-        m = first + tl.arange(0, BLOCK)
-        x = tl.load(rows + graph * N + m, mask=m < N, other=-float("inf"))
-        new = tl.maximum(top, tl.max(x, 0))
-        base = tl.where(new == -float("inf"), 0.0, new)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base), 0)
-        top = new
-    return top + tl.log(total)
-
-
-@triton.jit
-def sum_rows(labelled, everything, all_labelled, all_everything, N, BLOCK: tl.constexpr):
-    """Log-sums of a graph from those of its rows."""
-    graph = tl.program_id(0).to(tl.int64)
-    tl.store(all_labelled + graph, _log_sum(labelled, graph, N, BLOCK))
-    tl.store(all_everything + graph, _log_sum(everything, graph, N, BLOCK))
-
-
-@triton.jit
-def _loss_of_mass(log_mass, R, SHAPE: tl.constexpr):
-    """Loss of a graph from log M, and its derivative; see :func:`foveal.supervise.center_mass_loss`."""
-    mass = tl.exp(log_mass)
-    x = log_mass
-    series = -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4)))  # of 1 − exp x, which cancels near zero
-    rest = tl.where(x > -0.03, series, 1 - mass)
-    if SHAPE == "focal":
-        base = tl.maximum(rest, TINY)
-        power = tl.exp(R * tl.log(base))
-        inner = tl.where(rest < base, 0.0, R * power / base * mass * x)
-        return -power * x, inner - power
-    if SHAPE == "l2":
-        return rest * rest, -2 * rest * mass
-    small = rest < 0.5
-    return tl.where(small, rest * rest, rest - 0.25), tl.where(small, -2 * rest * mass, -mass)
-
-
-@triton.jit
-def mean_loss(labelled, everything, loss, rates, GRAPHS, STEP, R, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean loss of the graphs that have a labelled pair, and its derivatives by their two log-sums, STEP apart."""
-    total, count = 0.0, 0.0
-    for first in range(0, GRAPHS, BLOCK):
-        b = first + tl.arange(0, BLOCK)
-        log_l = tl.load(labelled + b, mask=b < GRAPHS, other=-float("inf"))
-        log_all = tl.load(everything + b, mask=b < GRAPHS, other=0.0)
-        has = log_l > -float("inf")
-        value, _ = _loss_of_mass(tl.where(has, tl.minimum(log_l - log_all, 0.0), 0.0), R, SHAPE)
-        total += tl.sum(tl.where(has, value, 0.0), 0)
-        count += tl.sum(has.to(tl.float32), 0)
-    count = tl.maximum(count, 1.0)
-    tl.store(loss, total / count)
-    for first in range(0, GRAPHS, BLOCK):
-        b = first + tl.arange(0, BLOCK)
-        log_l = tl.load(labelled + b, mask=b < GRAPHS, other=-float("inf"))
-        log_all = tl.load(everything + b, mask=b < GRAPHS, other=0.0)
-        has = log_l > -float("inf")
-        log_mass = tl.where(has, log_l - log_all, 0.0)
-        _, slope = _loss_of_mass(tl.minimum(log_mass, 0.0), R, SHAPE)
-        slope = tl.where(has & (log_mass < 0), slope / count, 0.0)  # rounding may leave a little more than 0
-        tl.store(rates + b, slope, mask=b < GRAPHS)
-        tl.store(rates + STEP + b, -slope, mask=b < GRAPHS)
-
-
-@triton.jit
 def _rates(grad_labelled, grad_all, upstream, labelled, everything, at, inside, EXACT: tl.constexpr):
     """From the sums at ``at``: the base of all pairs, the extra shift of labelled ones (EXACT), and both factors.
 
@@ -265,6 +198,27 @@ def _in_doubt(doubt, labelled, everything, graph, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def _affinity_grad(
+    rows, columns, m, n, row, column, step, stride, shift, behind, factor_l, factor, target, table, of, N, C, scale,
+    RULE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the affinities of a tile of entities ``m`` and ``n``, without the scale.
+
+    ``shift``, ``behind`` and the factors have the shape of one of its sides, or none.
+    """
+    x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + shift
+    hit = _labelled(
+        target, table, of, N, C, step, stride, m[:, None], n[None, :], row[:, None], column[None, :], RULE
+    )  # fmt: skip
+    if EXACT:
+        x += tl.where(hit, behind, 0.0)
+    grad = tl.exp2(x) * tl.where(hit, factor_l, factor)
+    if rows.dtype != tl.float16:  # which would underflow
+        grad = grad.to(rows.dtype)
+    return grad
+
+
+@triton.jit
 def gradients(
     q, k, labels, target, table, owner, doubt, labelled, everything, grad_labelled, grad_all, upstream, grad_q, grad_k,
     N, C, scale, D: tl.constexpr, WHOLE: tl.constexpr, SIDE: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr,
@@ -275,13 +229,14 @@ def gradients(
     For k the matrix is turned: what was a row is a column, and programs of both sides do the same.
     """
     LN2: tl.constexpr = 0.6931471805599453
+    ACROSS: tl.constexpr = SIDE == 1 and not WHOLE
     graph, m = _place(N, BM)
     if _in_doubt(doubt, labelled, everything, graph, WHOLE) != EXACT:
         return
     turned = tl.program_id(1) + SIDE == 1
     own, others, out = tl.where(turned, k, q), tl.where(turned, q, k), tl.where(turned, grad_k, grad_q)
-    side = C if RULE == "table" else N
-    step, stride = tl.where(turned, 1, side), tl.where(turned, side, 1)
+    line = C if RULE == "table" else N
+    step, stride = tl.where(turned, 1, line), tl.where(turned, line, 1)
     of = tl.load(owner + graph)
     rows = _vectors(own, graph, N, D, m, BD, EVEN)
     row = _labels(labels, graph, N, m, EVEN)
@@ -289,7 +244,7 @@ def gradients(
     sums = grad_labelled, grad_all, upstream, labelled, everything
     if WHOLE:
         base, behind, factor_l, factor = _rates(*sums, graph, graph >= 0, EXACT)
-    elif SIDE == 0:
+    elif not ACROSS:
         base, behind, factor_l, factor = _rates(*sums, graph * N + m, inside, EXACT)
         base, behind, factor_l, factor = base[:, None], behind[:, None], factor_l[:, None], factor[:, None]
     total = tl.zeros((BM, BD), tl.float32)
@@ -297,20 +252,23 @@ def gradients(
         n = first + tl.arange(0, BN)
         column = _labels(labels, graph, N, n, EVEN)
         columns = _vectors(others, graph, N, D, n, BD, EVEN)
-        if not WHOLE and SIDE == 1:
+        if ACROSS:  # turned back: a thread then has few rows of the matrix, and fewer registers for their values
             base, behind, factor_l, factor = _rates(*sums, graph * N + n, column != INVALID, EXACT)
-            base, behind, factor_l, factor = base[None, :], behind[None, :], factor_l[None, :], factor[None, :]
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale - base
-        hit = _labelled(
-            target, table, of, N, C, step, stride, m[:, None], n[None, :], row[:, None], column[None, :], RULE
-        )  # fmt: skip
-        if EXACT:  # otherwise invalid entities are zero in the vectors
-            x += _out(column)[None, :] + tl.where(hit, behind, 0.0)
-        grad = tl.exp2(x) * tl.where(hit, factor_l, factor)
-        if columns.dtype == tl.float16:  # float16 underflows here
+            shift = _out(column) - base if EXACT else -base
+            grad = _affinity_grad(
+                columns, rows, n, m, column, row, stride, step, shift[:, None], behind[:, None], factor_l[:, None],
+                factor[:, None], target, table, of, N, C, scale, RULE, PRECISION, EXACT,
+            ).T  # fmt: skip
+        else:
+            shift = _out(column)[None, :] - base if EXACT else -base  # otherwise invalid entities are zero in `columns`
+            grad = _affinity_grad(
+                rows, columns, m, n, row, column, step, stride, shift, behind, factor_l, factor,
+                target, table, of, N, C, scale, RULE, PRECISION, EXACT,
+            )  # fmt: skip
+        if columns.dtype == tl.float16:
             total = tl.dot(grad, columns.to(tl.float32), total)
         else:
-            total = tl.dot(grad.to(columns.dtype), columns, total, input_precision=PRECISION)
+            total = tl.dot(grad, columns, total, input_precision=PRECISION)
     total = tl.where(inside[:, None], total, 0.0)  # padding has affinity zero, which may be far above all others
     c = tl.arange(0, BD)
     to = out + ((graph * N + m) * D)[:, None] + c[None, :]
