@@ -18,6 +18,8 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     if not rows:
         command = f"python benchmarks/{name}.py --csv results/bench-{name}.csv"
         return f"Not measured yet. This command makes the numbers:\n\n    {command}"
+    if "ratio_to_attention" in rows[0]:
+        return beside_attention(rows)
     if "ratio to plain" not in rows[0]:
         return plain_table(rows)
     charts = []
@@ -52,6 +54,27 @@ def tradeoff(table: str, folder: Path = RESULTS) -> str:
         lines = "\n".join(f"    {command}" for command in commands)
         return f"Not measured yet. These commands make the picture:\n\n{lines}\n\n{beside}"
     return f'<div class="bench">{"".join(figures)}</div>\n\n{beside}'
+
+
+def beside_attention(rows: list[Row]) -> str:
+    """Time of the loss as a multiple of attention's, by entities and width, over all heads; and every figure."""
+    light = [row for row in rows if row["form"] == "light"]
+    counts, widths = (sorted({int(row[head]) for row in light}) for head in ("entities", "width"))
+
+    def cell(count: int, width: int) -> str:
+        here = [row for row in light if (int(row["entities"]), int(row["width"])) == (count, width)]
+        ratios = sorted(float(row["ratio_to_attention"]) for row in here)
+        if not ratios:
+            return ""
+        low, high = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
+        return f"{low}×" if low == high else f"{low}–{high}×"
+
+    heads = ", ".join(map(str, sorted({int(row["heads"]) for row in light})))
+    lines = [f"| N | {' | '.join(f'd = {width}' for width in widths)} |", "|---:|" + "---:|" * len(widths)]
+    lines += [f"| {count:,} | {' | '.join(cell(count, width) for width in widths)} |" for count in counts]
+    about = f"Time of the loss as a multiple of attention's, from the least to the most over heads: {heads}."
+    figures = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in plain_table(rows).splitlines())
+    return "\n\n".join([about, "\n".join(lines), figures])
 
 
 def plain_table(rows: list[Row]) -> str:

@@ -24,19 +24,30 @@ def value_and_gradients(loss, *leaves):
     return loss.detach(), *torch.autograd.grad(loss, leaves)
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+@pytest.mark.parametrize(("count", "masked", "scale"), [(19, False, 0.6), (32, False, 0.6), (19, True, 0.6)])
 @pytest.mark.parametrize(("shape", "r"), LOSSES)
-def test_equals_the_operators(shape, r, masked):
+def test_equals_the_operators(shape, r, count, masked, scale):
+    """Also for a graph of whole tiles, all of it valid, which needs no mask."""
+    _equals_the_operators(shape, r, count, masked, scale)
+
+
+@pytest.mark.parametrize("scale", [-0.6, 0.0])
+def test_scales_that_are_not_positive(scale):
+    _equals_the_operators("focal", 2.0, 32, False, scale)
+
+
+def _equals_the_operators(shape, r, count, masked, scale):
     g = torch.Generator().manual_seed(0)
-    q, k = (torch.randn(5, 19, 8, generator=g).to(DEVICE).requires_grad_() for _ in range(2))
-    labels = torch.randint(-1, 3, (5, 19), generator=g).to(DEVICE)
+    q, k = (torch.randn(5, count, 8, generator=g).to(DEVICE).requires_grad_() for _ in range(2))
+    labels = torch.randint(-1, 3, (5, count), generator=g).to(DEVICE)
     labels[1] = -1  # no labelled pair
-    valid = (torch.rand(5, 19, generator=g) < 0.8).to(DEVICE) if masked else None
+    labels[3] += 10**9  # apart from each other by less than float32 can tell
+    valid = (torch.rand(5, count, generator=g) < 0.8).to(DEVICE) if masked else None
     if valid is not None:
         valid[2] = False
-    expected = center_mass_loss(q @ k.mT * 0.6, _pair_mask(labels), valid, shape=shape, r=r)
-    pairs = _pairs(labels, "different", torch.Size([5]), 19, q.device)
-    actual = graph_loss(q, k, valid, pairs, 0.6, shape, r)
+    expected = center_mass_loss(q @ k.mT * scale, _pair_mask(labels), valid, shape=shape, r=r)
+    pairs = _pairs(labels, "different", torch.Size([5]), count, q.device)
+    actual = graph_loss(q, k, valid, pairs, scale, shape, r)
     torch.testing.assert_close(
         value_and_gradients(3 * actual, q, k), value_and_gradients(3 * expected, q, k), atol=1e-5, rtol=1e-4
     )

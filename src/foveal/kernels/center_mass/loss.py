@@ -47,7 +47,7 @@ class _GraphLoss(torch.autograd.Function):
         from foveal.kernels.center_mass import launch
 
         prepared = launch.prepare(q, k, valid, pairs.target, pairs.owner, pairs.table, pairs.rule)
-        sums = launch.graph_sums(prepared.q, prepared, pairs.rule, scale)
+        sums = launch.graph_sums(prepared.q, prepared, valid is not None, pairs.rule, scale)
         loss, rates = launch.mean_loss(*sums, shape, r)
         ctx.rule, ctx.scale = pairs.rule, scale
         ctx.save_for_backward(*prepared, *sums, rates)
@@ -63,8 +63,6 @@ class _GraphLoss(torch.autograd.Function):
             )
         *inputs, labelled, everything, rates = ctx.saved_tensors
         prepared = launch.Prepared(*inputs)
-        grad_labelled, grad_all = rates * grad
-        gradients = launch.gradients(
-            prepared.q, prepared, grad_labelled, grad_all, labelled, everything, ctx.rule, ctx.scale
-        )
+        sums = rates[0], rates[1], labelled, everything
+        gradients = launch.gradients(prepared.q, prepared, *sums, ctx.rule, ctx.scale, grad.float())
         return *gradients, None, None, None, None, None

@@ -6,7 +6,7 @@ of these, the gradient of a pair's affinity is::
 
     labelled: exp(ω − A) · (a + l · exp(A − L))          other: exp(ω − A) · a
 
-The gradients of q and k are two kernels, one over rows and one over columns: no two programs add to the same value, so
+Programs make the gradient of some rows of q, or of k with the matrix turned: no two programs add to the same value, so
 results are deterministic. With log-sums of whole graphs instead of rows (WHOLE) the formulas are the same, with the L,
 A, l and a of the graph.
 
@@ -25,38 +25,65 @@ import triton.language as tl
 
 FAR = tl.constexpr(60.0)  # labelled pairs this much weaker than all pairs put a graph in doubt
 LOW = tl.constexpr(-80.0)  # so do pairs this weak, since padding has an affinity of zero
-TINY = tl.constexpr(2.0**-126)  # the least normal number of float32; Triton makes float64 of any that is less
+ZERO = tl.constexpr(1 << 23)  # code of label 0, see `encode`
+NONE = tl.constexpr(0x7FC00000)
+INVALID = tl.constexpr(0x7FFFFFFF)
+LARGEST = tl.constexpr(0x7F7FFFFF)
 
 
 @triton.jit
-def _labelled(target, table, of, N, C, m, n, row, column, RULE: tl.constexpr):
-    """Whether each pair of rows ``m`` and columns ``n`` is labelled; ``row`` and ``column`` are their labels.
+def encode(target, owner, valid, labels, N, RULE: tl.constexpr, BLOCK: tl.constexpr):
+    """Validity and label of every entity as one int32, (B, N).
 
-    ``of`` is the target's index. Invalid rows and columns may come out as labelled: the caller masks them.
+    As a float, the code of a label is a finite number of its own and that of an entity without a label is NaN, which is
+    neither less nor greater than any other: one comparison tells whether two labels are different and both there.
+    Labels above two thousand million count as one.
+    """
+    blocks = tl.cdiv(N, BLOCK)
+    graph = (tl.program_id(0) // blocks).to(tl.int64)
+    n = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    if RULE == "pairs":
+        code = tl.full((BLOCK,), NONE, tl.int32)
+    else:
+        label = tl.load(target + tl.load(owner + graph) * N + n, mask=n < N, other=-1).to(tl.int64)
+        code = tl.where(label < 0, NONE, tl.minimum(label + ZERO, LARGEST)).to(tl.int32)
+    if valid is not None:
+        code = tl.where(tl.load(valid + graph * N + n, mask=n < N, other=0) != 0, code, INVALID)
+    tl.store(labels + graph * N + n, code, mask=n < N)
+
+
+@triton.jit
+def _labelled(target, table, of, N, C, step, stride, m, n, row, column, RULE: tl.constexpr):
+    """Whether each pair of entities ``m`` and ``n`` is labelled; ``row`` and ``column`` are their codes.
+
+    ``of`` is the target's index; ``step`` and ``stride`` lead to the next ``m`` and ``n`` in the target, or to the next
+    of their labels in the table. Pairs with invalid entities may come out as labelled: the caller masks them.
     """
     if RULE == "pairs":
-        at = target + (of * N + m) * N + n
+        at = target + of * N * N + m.to(tl.int64) * step + n.to(tl.int64) * stride
         return (tl.load(at, mask=(m < N) & (n < N), other=0) != 0) & (m != n)
     if RULE == "table":
-        known = (row >= 0) & (column >= 0) & (row < C) & (column < C)
-        return (tl.load(table + (of * C + row) * C + column, mask=known, other=0) != 0) & (m != n)
+        row, column = row - ZERO, column - ZERO  # none and invalid ones are larger than any table
+        at = table + of * C * C + row * step + column * stride
+        return (tl.load(at, mask=(row < C) & (column < C), other=0) != 0) & (m != n)
+    row, column = row.to(tl.float32, bitcast=True), column.to(tl.float32, bitcast=True)
     if RULE == "same":
-        return (row == column) & (row >= 0) & (m != n)
-    return (row ^ column) > 0  # different and both not negative; true for −1 against −2 too, which is invalid
+        return (row == column) & (m != n)
+    return (row < column) | (row > column)
 
 
 @triton.jit
 def _labels(labels, graph, N, at, EVEN: tl.constexpr):
-    """Labels of the entities ``at``: −1 for none, −2 for invalid ones and outside the graph."""
+    """Codes of the entities ``at``; invalid outside the graph."""
     if EVEN:
         return tl.load(labels + graph * N + at)
-    return tl.load(labels + graph * N + at, mask=at < N, other=-2)
+    return tl.load(labels + graph * N + at, mask=at < N, other=INVALID)
 
 
 @triton.jit
 def _out(label):
     """Minus infinity for invalid entities, else zero."""
-    return tl.where(label == -2, -float("inf"), 0.0)
+    return tl.where(label == INVALID, -float("inf"), 0.0)
 
 
 @triton.jit
@@ -70,21 +97,29 @@ def _vectors(x, graph, N, D: tl.constexpr, at, BD: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
+def _place(N, BM: tl.constexpr):
+    """Graph and rows of a program; those of one graph follow each other, so that what they read stays in the cache."""
+    blocks = tl.cdiv(N, BM)
+    return (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * BM + tl.arange(0, BM)
+
+
+@triton.jit
 def forward_rows(
     q, k, labels, target, table, owner, doubt, labelled, everything, N, C, scale,
-    D: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr, EVEN: tl.constexpr,
+    D: tl.constexpr, MASKED: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr, EVEN: tl.constexpr,
     PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Log-sums of BM rows of a graph; without EXACT, marks the graph in ``doubt`` if they are too small."""
-    graph = tl.program_id(0).to(tl.int64)
+    """Log-sums of BM rows of a graph; without EXACT, marks the graph in ``doubt`` if they are too small.
+
+    Without MASKED all entities are valid, the graph is EVEN and the scale positive.
+    """
+    graph, m = _place(N, BM)
     if EXACT and tl.load(doubt + graph) == 0:
         return
     of = tl.load(owner + graph)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
     rows = _vectors(q, graph, N, D, m, BD, EVEN)
     row = _labels(labels, graph, N, m, EVEN)
-    inside = row != -2
-    row = tl.maximum(row, -1)
+    inside = row != INVALID
     top_l, top = tl.full((BM,), -float("inf"), tl.float32), tl.full((BM,), -float("inf"), tl.float32)
     sum_l, sum_all = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     ahead = _labels(labels, graph, N, tl.arange(0, BN), EVEN)
@@ -95,11 +130,19 @@ def forward_rows(
         after = tl.minimum(first + BN, N - BN) if EVEN else first + BN
         ahead = _labels(labels, graph, N, after + tl.arange(0, BN), EVEN)
         columns = _vectors(k, graph, N, D, n, BD, EVEN)
-        x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + _out(column)[None, :]
-        hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
-        new = tl.maximum(top, tl.max(x, 1))
-        # No pair yet: subtract zero, because −inf − (−inf) is NaN.
-        base = tl.where(new == -float("inf"), 0.0, new)
+        product = tl.dot(rows, columns.T, input_precision=PRECISION)
+        step = C if RULE == "table" else N
+        hit = _labelled(
+            target, table, of, N, C, step, 1, m[:, None], n[None, :], row[:, None], column[None, :], RULE
+        )  # fmt: skip
+        if MASKED:
+            x = product * scale + _out(column)[None, :]
+            new = tl.maximum(top, tl.max(x, 1))
+            # No pair yet: subtract zero, because −inf − (−inf) is NaN.
+            base = tl.where(new == -float("inf"), 0.0, new)
+        else:  # one operation a pair less: the next lines become one
+            new = tl.maximum(top, tl.max(product, 1) * scale)
+            x, base = product * scale, new
         e = tl.exp2(x - base[:, None])
         fade = tl.exp2(top - base)
         sum_all = sum_all * fade + tl.sum(e, 1)
@@ -114,7 +157,7 @@ def forward_rows(
         top = new
     if not EXACT:
         top_l = top
-        bad = inside & (row >= 0) & (sum_l < 1e-20)
+        bad = inside & (row != NONE) & (sum_l < 1e-20)
         if tl.max(bad.to(tl.int32), 0) > 0:
             tl.store(doubt + graph, 1)
     LN2: tl.constexpr = 0.6931471805599453
@@ -124,78 +167,17 @@ def forward_rows(
 
 
 @triton.jit
-def _log_sum(rows, graph, N, BLOCK: tl.constexpr):
-    """Log-sum of the values of a graph's rows."""
-    top, total = -float("inf"), 0.0
-    for first in range(0, N, BLOCK):
-        m = first + tl.arange(0, BLOCK)
-        x = tl.load(rows + graph * N + m, mask=m < N, other=-float("inf"))
-        new = tl.maximum(top, tl.max(x, 0))
-        base = tl.where(new == -float("inf"), 0.0, new)
-        total = total * tl.exp(top - base) + tl.sum(tl.exp(x - base), 0)
-        top = new
-    return top + tl.log(total)
+def _rates(grad_labelled, grad_all, upstream, labelled, everything, at, inside, EXACT: tl.constexpr):
+    """From the sums at ``at``: the base of all pairs, the extra shift of labelled ones (EXACT), and both factors.
 
-
-@triton.jit
-def sum_rows(labelled, everything, all_labelled, all_everything, N, BLOCK: tl.constexpr):
-    """Log-sums of a graph from those of its rows."""
-    graph = tl.program_id(0).to(tl.int64)
-    tl.store(all_labelled + graph, _log_sum(labelled, graph, N, BLOCK))
-    tl.store(all_everything + graph, _log_sum(everything, graph, N, BLOCK))
-
-
-@triton.jit
-def _loss_of_mass(log_mass, R, SHAPE: tl.constexpr):
-    """Loss of a graph from log M, and its derivative; see :func:`foveal.supervise.center_mass_loss`."""
-    mass = tl.exp(log_mass)
-    x = log_mass
-    series = -x * (1 + x / 2 * (1 + x / 3 * (1 + x / 4)))  # of 1 − exp x, which cancels near zero
-    rest = tl.where(x > -0.03, series, 1 - mass)
-    if SHAPE == "focal":
-        base = tl.maximum(rest, TINY)
-        power = tl.exp(R * tl.log(base))
-        inner = tl.where(rest < base, 0.0, R * power / base * mass * x)
-        return -power * x, inner - power
-    if SHAPE == "l2":
-        return rest * rest, -2 * rest * mass
-    small = rest < 0.5
-    return tl.where(small, rest * rest, rest - 0.25), tl.where(small, -2 * rest * mass, -mass)
-
-
-@triton.jit
-def mean_loss(labelled, everything, loss, rates, GRAPHS, R, SHAPE: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean loss of the graphs that have a labelled pair, and its derivatives by their two log-sums, (2, B)."""
-    total, count = 0.0, 0.0
-    for first in range(0, GRAPHS, BLOCK):
-        b = first + tl.arange(0, BLOCK)
-        log_l = tl.load(labelled + b, mask=b < GRAPHS, other=-float("inf"))
-        log_all = tl.load(everything + b, mask=b < GRAPHS, other=0.0)
-        has = log_l > -float("inf")
-        value, _ = _loss_of_mass(tl.where(has, tl.minimum(log_l - log_all, 0.0), 0.0), R, SHAPE)
-        total += tl.sum(tl.where(has, value, 0.0), 0)
-        count += tl.sum(has.to(tl.float32), 0)
-    count = tl.maximum(count, 1.0)
-    tl.store(loss, total / count)
-    for first in range(0, GRAPHS, BLOCK):
-        b = first + tl.arange(0, BLOCK)
-        log_l = tl.load(labelled + b, mask=b < GRAPHS, other=-float("inf"))
-        log_all = tl.load(everything + b, mask=b < GRAPHS, other=0.0)
-        has = log_l > -float("inf")
-        log_mass = tl.where(has, log_l - log_all, 0.0)
-        _, slope = _loss_of_mass(tl.minimum(log_mass, 0.0), R, SHAPE)
-        slope = tl.where(has & (log_mass < 0), slope / count, 0.0)  # rounding may leave a little more than 0
-        tl.store(rates + b, slope, mask=b < GRAPHS)
-        tl.store(rates + GRAPHS + b, -slope, mask=b < GRAPHS)
-
-
-@triton.jit
-def _rates(grad_labelled, grad_all, labelled, everything, at, inside, EXACT: tl.constexpr):
-    """From the sums at ``at``: the base of all pairs, the extra shift of labelled ones (EXACT), and both factors."""
+    The gradients of the sums are multiplied by ``upstream``, a number, if it is not None.
+    """
     LOG2E: tl.constexpr = 1.4426950408889634
     log_l = tl.load(labelled + at, mask=inside, other=-float("inf"))
     log_all = tl.load(everything + at, mask=inside, other=-float("inf"))
     grad_l, grad_a = tl.load(grad_labelled + at, mask=inside, other=0.0), tl.load(grad_all + at, mask=inside, other=0.0)
+    if upstream is not None:
+        grad_l, grad_a = grad_l * tl.load(upstream), grad_a * tl.load(upstream)
     # A row or graph without pairs has no gradient: relative to infinity its exponentials are zero.
     none_l, none = log_l == -float("inf"), log_all == -float("inf")
     base, grad_a = tl.where(none, float("inf"), log_all * LOG2E), tl.where(none, 0.0, grad_a)
@@ -217,103 +199,77 @@ def _in_doubt(doubt, labelled, everything, graph, WHOLE: tl.constexpr):
 
 @triton.jit
 def _affinity_grad(
-    rows, columns, m, n, row, column, shift, behind, factor_l, factor, target, table, of, N, C, scale,
+    rows, columns, m, n, row, column, step, stride, shift, behind, factor_l, factor, target, table, of, N, C, scale,
     RULE: tl.constexpr, PRECISION: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the affinities of a tile of rows ``m`` and columns ``n``, without the scale.
+    """Gradient of the affinities of a tile of entities ``m`` and ``n``, without the scale.
 
-    ``shift``, ``behind`` and the factors have the shape of the tile or of one of its sides.
+    ``shift``, ``behind`` and the factors have the shape of one of its sides, or none.
     """
     x = tl.dot(rows, columns.T, input_precision=PRECISION) * scale + shift
-    hit = _labelled(target, table, of, N, C, m[:, None], n[None, :], row[:, None], column[None, :], RULE)
+    hit = _labelled(
+        target, table, of, N, C, step, stride, m[:, None], n[None, :], row[:, None], column[None, :], RULE
+    )  # fmt: skip
     if EXACT:
         x += tl.where(hit, behind, 0.0)
-    return tl.exp2(x) * tl.where(hit, factor_l, factor)
+    grad = tl.exp2(x) * tl.where(hit, factor_l, factor)
+    if rows.dtype != tl.float16:  # which would underflow
+        grad = grad.to(rows.dtype)
+    return grad
 
 
 @triton.jit
-def grad_q(
-    q, k, labels, target, table, owner, doubt, labelled, everything, grad_labelled, grad_all, out, N, C, scale,
-    D: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+def gradients(
+    q, k, labels, target, table, owner, doubt, labelled, everything, grad_labelled, grad_all, upstream, grad_q, grad_k,
+    N, C, scale, D: tl.constexpr, WHOLE: tl.constexpr, SIDE: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of BM rows of q."""
+    """Gradient of BM vectors of q, or of k in programs whose second index is 1 or with SIDE 1.
+
+    For k the matrix is turned: what was a row is a column, and programs of both sides do the same.
+    """
     LN2: tl.constexpr = 0.6931471805599453
-    graph = tl.program_id(0).to(tl.int64)
+    ACROSS: tl.constexpr = SIDE == 1 and not WHOLE
+    graph, m = _place(N, BM)
     if _in_doubt(doubt, labelled, everything, graph, WHOLE) != EXACT:
         return
+    turned = tl.program_id(1) + SIDE == 1
+    own, others, out = tl.where(turned, k, q), tl.where(turned, q, k), tl.where(turned, grad_k, grad_q)
+    line = C if RULE == "table" else N
+    step, stride = tl.where(turned, 1, line), tl.where(turned, line, 1)
     of = tl.load(owner + graph)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    rows = _vectors(q, graph, N, D, m, BD, EVEN)
+    rows = _vectors(own, graph, N, D, m, BD, EVEN)
     row = _labels(labels, graph, N, m, EVEN)
-    inside = row != -2
-    row = tl.maximum(row, -1)
+    inside = row != INVALID
+    sums = grad_labelled, grad_all, upstream, labelled, everything
     if WHOLE:
-        base, behind, factor_l, factor = _rates(grad_labelled, grad_all, labelled, everything, graph, graph >= 0, EXACT)
-    else:
-        base, behind, factor_l, factor = _rates(
-            grad_labelled, grad_all, labelled, everything, graph * N + m, inside, EXACT
-        )
+        base, behind, factor_l, factor = _rates(*sums, graph, graph >= 0, EXACT)
+    elif not ACROSS:
+        base, behind, factor_l, factor = _rates(*sums, graph * N + m, inside, EXACT)
         base, behind, factor_l, factor = base[:, None], behind[:, None], factor_l[:, None], factor[:, None]
     total = tl.zeros((BM, BD), tl.float32)
     for first in range(0, N, BN):
         n = first + tl.arange(0, BN)
         column = _labels(labels, graph, N, n, EVEN)
-        columns = _vectors(k, graph, N, D, n, BD, EVEN)
-        shift = _out(column)[None, :] - base if EXACT else -base  # otherwise invalid entities are zero in k
-        grad = _affinity_grad(
-            rows, columns, m, n, row, column, shift, behind, factor_l, factor,
-            target, table, of, N, C, scale, RULE, PRECISION, EXACT,
-        )  # fmt: skip
-        if columns.dtype == tl.float16:  # float16 underflows here
+        columns = _vectors(others, graph, N, D, n, BD, EVEN)
+        if ACROSS:  # turned back: a thread then has few rows of the matrix, and fewer registers for their values
+            base, behind, factor_l, factor = _rates(*sums, graph * N + n, column != INVALID, EXACT)
+            shift = _out(column) - base if EXACT else -base
+            grad = _affinity_grad(
+                columns, rows, n, m, column, row, stride, step, shift[:, None], behind[:, None], factor_l[:, None],
+                factor[:, None], target, table, of, N, C, scale, RULE, PRECISION, EXACT,
+            ).T  # fmt: skip
+        else:
+            shift = _out(column)[None, :] - base if EXACT else -base  # otherwise invalid entities are zero in `columns`
+            grad = _affinity_grad(
+                rows, columns, m, n, row, column, step, stride, shift, behind, factor_l, factor,
+                target, table, of, N, C, scale, RULE, PRECISION, EXACT,
+            )  # fmt: skip
+        if columns.dtype == tl.float16:
             total = tl.dot(grad, columns.to(tl.float32), total)
         else:
-            total = tl.dot(grad.to(columns.dtype), columns, total, input_precision=PRECISION)
+            total = tl.dot(grad, columns, total, input_precision=PRECISION)
     total = tl.where(inside[:, None], total, 0.0)  # padding has affinity zero, which may be far above all others
     c = tl.arange(0, BD)
     to = out + ((graph * N + m) * D)[:, None] + c[None, :]
     tl.store(to, (total * (scale * LN2)).to(out.dtype.element_ty), mask=(m < N)[:, None] & (c < D)[None, :])
-
-
-@triton.jit
-def grad_k(
-    q, k, labels, target, table, owner, doubt, labelled, everything, grad_labelled, grad_all, out, N, C, scale,
-    D: tl.constexpr, WHOLE: tl.constexpr, EXACT: tl.constexpr, RULE: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Gradient of BM rows of k, the columns of the matrix."""
-    LN2: tl.constexpr = 0.6931471805599453
-    graph = tl.program_id(0).to(tl.int64)
-    if _in_doubt(doubt, labelled, everything, graph, WHOLE) != EXACT:
-        return
-    of = tl.load(owner + graph)
-    n = tl.program_id(1) * BM + tl.arange(0, BM)
-    column = _labels(labels, graph, N, n, EVEN)
-    columns = _vectors(k, graph, N, D, n, BD, EVEN)
-    total = tl.zeros((BM, BD), tl.float32)
-    if WHOLE:
-        base, behind, factor_l, factor = _rates(grad_labelled, grad_all, labelled, everything, graph, graph >= 0, EXACT)
-    for first in range(0, N, BN):
-        m = first + tl.arange(0, BN)
-        row = _labels(labels, graph, N, m, EVEN)
-        rows = _vectors(q, graph, N, D, m, BD, EVEN)
-        inside = row != -2
-        if not WHOLE:
-            base, behind, factor_l, factor = _rates(
-                grad_labelled, grad_all, labelled, everything, graph * N + m, inside, EXACT
-            )
-            base, behind, factor_l, factor = base[:, None], behind[:, None], factor_l[:, None], factor[:, None]
-        shift = _out(row)[:, None] - base if EXACT else -base
-        grad = _affinity_grad(
-            rows, columns, m, n, tl.maximum(row, -1), column, shift, behind, factor_l, factor,
-            target, table, of, N, C, scale, RULE, PRECISION, EXACT,
-        )  # fmt: skip
-        # Transposed only here: a thread then has few rows, and fewer registers for their values.
-        if rows.dtype == tl.float16:
-            total = tl.dot(grad.T, rows.to(tl.float32), total)
-        else:
-            total = tl.dot(grad.to(rows.dtype).T, rows, total, input_precision=PRECISION)
-    total = tl.where((column != -2)[:, None], total, 0.0)
-    c = tl.arange(0, BD)
-    to = out + ((graph * N + n) * D)[:, None] + c[None, :]
-    tl.store(to, (total * (scale * LN2)).to(out.dtype.element_ty), mask=(n < N)[:, None] & (c < D)[None, :])

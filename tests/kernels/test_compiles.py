@@ -1,0 +1,203 @@
+"""Every Triton kernel becomes code for a Hopper GPU with the types it is launched with; no GPU is needed for that.
+
+The interpreter, in which the other tests run without a GPU, converts types where Triton's compiler refuses them.
+"""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction, KernelInterface
+
+from foveal.kernels import conv_pool, prepared
+from foveal.kernels.aw import branch, branch_launch, depthwise, weight_grad
+from foveal.kernels.aw import launch as aw
+from foveal.kernels.aw.geometry import Geometry, channels_last
+from foveal.kernels.center_mass import launch as center_mass
+from foveal.kernels.gates import launch as gates
+from foveal.kernels.second_order import batch_norm_triton
+
+TARGET = GPUTarget("cuda", 90, 32)
+HALF, SINGLE = torch.bfloat16, torch.float32
+
+
+def _language():
+    """Modules of Triton's language, and classes in them."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("triton.language")]
+    return modules + [value for module in modules for value in vars(module).values() if isinstance(value, type)]
+
+
+# Before any kernel is interpreted: the interpreter replaces functions of the language, and leaves some replaced.
+ORIGINAL = [(space, dict(vars(space))) for space in _language()]
+
+
+def _intermediate(src, target, options):
+    """The first stage of ``triton.compile``, which finds all errors of types; the others take ten times as long."""
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options(options)
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
+    module = src.make_ir(target, options, functions, modules, context)
+    assert "f64" not in str(module)  # some number is outside the range of float32
+    return True
+
+
+class _Compiled(JITFunction):
+    """A kernel that is compiled at its launch, and not launched."""
+
+    known: set
+
+    def create_binder(self):
+        binder = super().create_binder()
+        self.compile = _intermediate
+        return binder
+
+    def __getitem__(self, grid):
+        self.known.add((self.fn.__module__, self.fn.__name__))
+        return lambda *args, **options: self.warmup(*args, grid=grid, **options)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """All kernels, also those of Triton's language, are compiled; yields names of those that were launched."""
+    for space, before in ORIGINAL:
+        for name, value in before.items():
+            if vars(space)[name] is not value:
+                monkeypatch.setattr(space, name, value)
+    kernels, known = {}, set()
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("triton.language", "foveal.kernels")):
+            for attribute, value in list(vars(module).items()):
+                if isinstance(value, KernelInterface):
+                    kernel = kernels.setdefault(value.fn, _Compiled(value.fn))
+                    kernel.known = known
+                    monkeypatch.setattr(module, attribute, kernel)
+    gpu = {
+        "get_current_device": lambda: 0,
+        "get_current_stream": lambda device: 0,
+        "get_current_target": lambda: TARGET,
+    }
+    monkeypatch.setattr(type(driver), "active", SimpleNamespace(**gpu))
+    monkeypatch.setattr(prepared, "_ready", {})
+    monkeypatch.setattr(prepared, "DIRECT", False)
+    return known
+
+
+def _every_kernel_of(room):
+    """Module and name of the kernels in a package or module; helpers begin with an underscore."""
+    for name, module in list(sys.modules.items()):
+        if name == room or name.startswith(f"{room}."):
+            for attribute, value in vars(module).items():
+                if isinstance(value, KernelInterface) and value.fn.__module__ == name and attribute[0] != "_":
+                    yield name, attribute
+
+
+@pytest.mark.parametrize(
+    ("rule", "dtype", "count", "masked"),
+    [
+        ("different", HALF, 128, False),
+        ("different", torch.float16, 128, True),
+        ("different", SINGLE, 100, True),
+        ("same", HALF, 100, True),
+        ("table", SINGLE, 128, False),
+        ("pairs", HALF, 128, False),
+    ],
+)
+def test_center_mass(compiled, rule, dtype, count, masked):
+    q, k = (torch.zeros(2, count, 48, dtype=dtype) for _ in range(2))
+    target = torch.zeros(2, count, count, dtype=torch.bool) if rule == "pairs" else torch.zeros(2, count).long()
+    valid = torch.ones(2, count, dtype=torch.bool) if masked else None
+    table = torch.ones(2, 5, 5, dtype=torch.bool) if rule == "table" else None
+    inputs = center_mass.prepare(q, k, valid, target, torch.arange(2), table, rule)
+    rows = center_mass.row_sums(q, inputs, masked, rule, 0.5)
+    center_mass.gradients(q, inputs, *rows, *rows, rule, 0.5)
+    sums = center_mass.graph_sums(q, inputs, masked, rule, 0.5)
+    for shape in ("focal", "l2", "smooth_l1"):
+        _, rates = center_mass.mean_loss(*sums, shape, 2.0)
+    center_mass.gradients(q, inputs, *rates, *sums, rule, 0.5, torch.ones(()))
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.center_mass"))
+
+
+@pytest.mark.parametrize(
+    ("spatial", "blend", "pools", "training", "last", "dtype"),
+    [
+        (False, False, (True, False), False, False, HALF),
+        (False, True, (True, True), False, True, SINGLE),
+        (True, False, (True, True), True, True, HALF),
+        (True, True, (False, True), False, False, HALF),
+    ],
+)
+def test_gates(compiled, spatial, blend, pools, training, last, dtype):
+    x = torch.zeros(2, 64, 14, 14, dtype=dtype)
+    x = channels_last(x) if last else x
+    parameters = [torch.zeros(size) for size in ((4, 64), 4, (64, 4), 64)] + [torch.tensor(0.5) if blend else None]
+    parameters += [torch.zeros(size) for size in ((1, 2, 7, 7), 1, 1)] if spatial else [None] * 3
+    norm = gates.Norm(torch.zeros(1), torch.ones(1), torch.tensor(0), 0.1, 1e-5, training) if spatial else None
+    _, kept = gates.forward(x, parameters, gates.Pools(*pools), norm)
+    gates.backward(x, x, parameters, gates.Pools(*pools), kept, training, True)
+    wanted = "foveal.kernels.gates" if spatial else "foveal.kernels.gates.channel_kernels"
+    assert compiled.issuperset(_every_kernel_of(wanted))
+
+
+@pytest.mark.parametrize(("groups", "dtype", "stride"), [(1, HALF, 1), (8, HALF, 2), (64, HALF, 1), (1, SINGLE, 1)])
+def test_aw(compiled, monkeypatch, groups, dtype, stride):
+    """All forms of the weight gradient, and tiles within a sample and across samples."""
+
+    def one_of_each_kind(key, candidates, launch, threads=8):
+        kinds = {option if isinstance(option, str) else option.box[0] > 1: option for option in candidates()}
+        return [launch(option) for option in kinds.values()][-1]
+
+    for module in (aw, weight_grad, depthwise):
+        monkeypatch.setattr(module, "run", one_of_each_kind)
+    sizes = (3, 3, stride, (1, 1), (1, 1), groups, dtype, torch.device("cpu"), dtype == SINGLE)
+    geometry = Geometry(64, 64, 8, 8, 64, *sizes)
+    x, scale = (channels_last(torch.zeros(64, 64, size, size, dtype=dtype)) for size in (8, 3))
+    g = channels_last(torch.zeros(64, 64, geometry.oh, geometry.ow, dtype=dtype))
+    weight = torch.zeros(64, 64 // groups, 3, 3, dtype=dtype)
+    depth = depthwise.is_depthwise(geometry)
+    plan = depthwise.Plan(geometry) if depth else aw.Plan(geometry)
+    if not depth:
+        plan.hopper = plan.weights.hopper = True
+    for bias in (None, torch.zeros(64)):
+        plan.forward(x, weight, scale, bias)
+    plan.weights(g, x, weight, scale, (SINGLE, dtype))
+    plan.input_grad(g, weight, scale)
+    kernels = ("depthwise_kernels",) if depth else ("triton_kernels", "gradient_kernels")
+    for module in kernels:
+        assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.aw.{module}"))
+
+
+@pytest.mark.parametrize(("blend", "batch", "dtype"), [(True, True, HALF), (False, False, SINGLE)])
+def test_branch_of_aw(compiled, blend, batch, dtype):
+    parameters = [torch.zeros(size) for size in ((16, 64, 1, 1), 16, 16, (64, 16, 1, 1), 64, 64)]
+    amount = torch.tensor(0.5) if blend else None
+    norms = [
+        branch.Norm(torch.zeros(width), torch.ones(width), torch.tensor(0), batch, 0.1, 1e-5) for width in (16, 64)
+    ]
+    of = branch.Branch((3, 3), blend, *norms, dtype)
+    x = channels_last(torch.zeros(4, 64, 8, 8, dtype=dtype))
+    multiplier, kept = branch_launch.forward(x, branch.Parameters(*parameters, amount), of)
+    branch_launch.backward(multiplier, x, blend, branch.Parameters(*parameters, amount), kept, of)
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.aw.branch_kernels"))
+
+
+@pytest.mark.parametrize(("size", "last", "dtype"), [(4, False, SINGLE), (70, True, HALF), (70, False, HALF)])
+def test_second_order(compiled, size, last, dtype):
+    x, weight = torch.zeros(1, 8, size, size, dtype=dtype), torch.zeros(8)
+    batch_norm_triton.second_order(channels_last(x) if last else x, x, x, weight, weight, weight, last)
+    kernels = {name for _, name in compiled}
+    assert kernels == ({"_results"} if size == 4 else {"_sums", "_results"})
+
+
+@pytest.mark.parametrize("dtype", [HALF, SINGLE])
+def test_conv_pool(compiled, dtype):
+    x, weight = channels_last(torch.zeros(2, 3, 16, 16, dtype=dtype)), torch.zeros(32, 3, 3, 3, dtype=dtype)
+    out, corner = conv_pool.conv_pool_op._init_fn(x, weight)  # calling the operator imports a compiler, for seconds
+    conv_pool.conv_pool_weight_grad._init_fn(x, out, corner)
+    assert {name for _, name in compiled} == {"_forward", "_backward"}
