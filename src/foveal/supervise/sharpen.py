@@ -27,11 +27,13 @@ from foveal.attention.class_maps.cam import (
     class_maps,
     trace_classes,
     twice_differentiable,
+    weighted_map,
 )
 from foveal.attention.class_maps.gradients import BatchNorm
 from foveal.attention.class_maps.layout import Reshape
 from foveal.attention.class_maps.taps import Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
+from foveal.kernels.class_maps.losses import Layer, Options, Problem, fused_losses, fused_losses_available
 from foveal.supervise.separability import MaskLayer, confusing_class, consistencies, mean, separabilities
 
 ClassPairs = Literal["every", "one"]
@@ -65,8 +67,9 @@ class Sharpen:
         positives: with ``every``: largest number of true classes of an image, chosen at random in every step.
         warmup: number of first steps without these losses.
         reshape: see :func:`foveal.cam`.
-        compile: let ``torch.compile`` fuse the arithmetic on the maps. The first step takes seconds longer; it pays
-            where steps are short, above all on a GPU: some three hundred small launches become a dozen.
+        compile: let ``torch.compile`` fuse the arithmetic on the maps where foveal has no kernels of its own for it:
+            away from NVIDIA GPUs, and with ``normalise`` or ``mask_gradient``. It is never compiled in second order,
+            where that is slower.
 
     Attributes:
         weights: the weights, by name.
@@ -208,13 +211,47 @@ class Sharpen:
             traced = trace_classes(self._taps, classes, self.order, batch_norm=self.batch_norm)
         finally:
             self._taps.clear()
-        if self.compile and self._compiled is None:
-            self._compiled = torch.compile(MethodType(_copied(type(self)._maps_and_terms), self))
-        compute = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
-        self.maps, losses = compute(traced, counts, has_confuser)
+        self.maps, losses = self._maps_and_losses(traced, counts, has_confuser)
         return losses
 
-    def _maps_and_terms(
+    def _maps_and_losses(
+        self, traced: Traced, counts: Tensor, has_confuser: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Detached maps by layer and losses by term, in the fastest form that there is for them."""
+        layers = {name: Layer(*traced[name]) for name in self._layers()}
+        if not self.normalise and not self.masking["mask_gradient"] and fused_losses_available(list(layers.values())):
+            return self._fused(layers, counts, has_confuser)
+        second = any(gradient.requires_grad for _, gradients in traced.values() for gradient in gradients)
+        if not self.compile or second:
+            return self._plain(traced, counts, has_confuser)
+        if self._compiled is None:
+            self._compiled = torch.compile(MethodType(_copied(type(self)._plain), self))
+        return self._compiled(traced, counts, has_confuser)
+
+    def _fused(
+        self, layers: dict[str, Layer], counts: Tensor, has_confuser: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        def plain(features: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+            pairs = zip(layers, features, weights, strict=True)
+            maps = {name: weighted_map(values, alpha).movedim(0, 1) for name, values, alpha in pairs}
+            return list(self._terms(maps, counts, has_confuser).values())
+
+        terms = [name for name in TERMS if self.weights.get(name)]
+        inner, last, consistent = (name in terms for name in TERMS)
+        options = Options(
+            (inner, last, consistent),
+            self.theta,
+            self.masking["sigma"],
+            self.masking["omega"],
+            own=self.source == "inner",
+            hinge=self.hinge,
+            positive=self.kind == "channel",
+        )
+        problem = Problem(list(layers.values()), counts, has_confuser, options, plain)
+        losses = fused_losses(problem)
+        return dict(zip(layers, problem.maps, strict=True)), dict(zip(terms, losses, strict=True))
+
+    def _plain(
         self, traced: Traced, counts: Tensor, has_confuser: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         maps = class_maps(traced, self.kind)
