@@ -27,8 +27,8 @@ class Sizes(NamedTuple):
     n: int
     k: int
     p: int
-    inner: tuple[int, int, int]
-    last: tuple[int, int, int]
+    inner: tuple[int, ...]
+    last: tuple[int, ...]
     two: bool
 
 
@@ -60,7 +60,7 @@ def memory(sizes: Sizes, terms: tuple[bool, bool, bool], at: torch.device | Tens
 
 
 @lru_cache(maxsize=1024)
-def _tile(shape: tuple[int, int, int]) -> tuple[int, int, int, int]:
+def _tile(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Channels and positions of a layer, and those of its tiles."""
     channels, positions = shape[0], shape[1] * shape[2]
     return channels, positions, max(1, min(_power(channels), ELEMENTS // _power(positions))), _power(positions)
@@ -79,6 +79,10 @@ def _readable(t: Tensor) -> tuple[Tensor, Steps]:
     return _readable(t.contiguous()) if steps is None else (t, steps)
 
 
+def _float32(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32, device=like.device)
+
+
 @on_its_device
 def forward(
     counts: Tensor, confusers: Tensor, layers: Sequence[Layer], options: Options
@@ -94,33 +98,33 @@ def forward(
     n, p, k, two = *counts.shape, len(layers[0].gradients), len(layers) > 1
     inner, last = (tuple(layers[i].features.shape[1:]) for i in (0, -1))
     sizes = Sizes(n, k, p, inner, last, two)
-    buffer, parts_of_it = memory(sizes, options.terms, counts.device)
-    maps = [torch.empty((n, k, *shape[1:]), device=counts.device) for shape in (inner, last)[: 1 + two]]
+    buffer, kept = memory(sizes, options.terms, counts.device)
+    maps = [_float32((n, k, *shape[1:]), buffer) for shape in (inner, last)[: 1 + two]]
     features = [_readable(layer.features) for layer in layers]
     for i in range(k):
         gradients = [_readable(layer.gradients[i]) for layer in layers]
         tensors: list[Tensor | Part] = []
         steps: list[int] = []
         for j in (0, -1):
-            tensors += [features[j][0], gradients[j][0], parts_of_it.weights[j], maps[j]]
+            tensors += [features[j][0], gradients[j][0], kept.weights[j], maps[j]]
             steps += [*features[j][1], *gradients[j][1]]
         rest = i, n, k, *steps, *_tile(inner), *_tile(last), options.positive
         launch(kernels.maps_kernel, (n, 1 + two), tuple(tensors), rest, num_warps=8)
-    return _losses(counts, confusers, maps, parts_of_it, sizes, options), maps, sizes, buffer
+    return _losses(counts, confusers, maps, kept, sizes, options), maps, sizes, buffer
 
 
 def _losses(
-    counts: Tensor, confusers: Tensor, maps: list[Tensor], parts_of_it: Memory, sizes: Sizes, options: Options
+    counts: Tensor, confusers: Tensor, maps: list[Tensor], kept: Memory, sizes: Sizes, options: Options
 ) -> list[Tensor]:
     """Losses and slopes of all images, and the means."""
     n, k, p, (_, *inner), (_, *last), _ = sizes
-    slopes, table, rates = parts_of_it.slopes, parts_of_it.table, parts_of_it.rates
+    slopes, table, rates = kept.slopes, kept.table, kept.rates
     numbers = options.theta, options.sigma, options.omega
     shapes = *inner, _power(inner[0] * inner[1]), *last, _power(last[0] * last[1])
     tensors = maps[0], maps[-1], counts, confusers, *slopes, table
     rest = n, *numbers, k, p, *shapes, *options.terms, options.own, options.hinge
     launch(kernels.losses_kernel, (n,), tensors, rest, num_warps=1 if max(shapes) <= 256 else 4)
-    losses = [torch.empty((), device=counts.device) for term in options.terms if term]
+    losses = [_float32((), maps[0]) for term in options.terms if term]
     of_terms = iter(losses)
     wanted = tuple(next(of_terms) if term else table for term in options.terms)
     bits = sum(term << i for i, term in enumerate(options.terms))
@@ -144,24 +148,19 @@ def backward(
         options: of the forward pass.
     """
     terms = tuple(grad is not None for grad in grads)
-    parts_of_it = memory(sizes, options.terms, buffer)[1]
-    acting = [terms[0] or terms[2], terms[1]] if sizes.two else [any(terms)]
-    wanted = [need and acts for need, acts in zip(needed, acting, strict=True)]
-    if not any(wanted):
-        return [None] * len(features)
-    outs = [_like(t) if want else None for t, want in zip(features, wanted, strict=True)]
+    wanted = needed[0] and (terms[0] or terms[2]), needed[-1] and terms[1]
+    inner, last = (_like(features[i]) if want else None for i, want in zip((0, -1), wanted, strict=True))
+    outs = [inner, last] if sizes.two else [inner if last is None else last]
     tiles = _tile(sizes.inner), _tile(sizes.last)
-    blocks = [-(-tile[0] // tile[2]) for tile in tiles]
-    # Of a single layer, separability is a term of the inner or of the last one.
-    inner = bool(wanted[0]) and (sizes.two or not terms[1])
-    last = bool(wanted[-1]) and (sizes.two or terms[1])
-    first, second = blocks[0] * inner, blocks[1] * last
-    written = [out if out is not None else buffer for out in (outs[0], outs[-1])]
-    steps = [(0, 0, 0) if out is None else _steps(out) for out in (outs[0], outs[-1])]
-    (w0, w1), (s0, s1, s2) = parts_of_it.weights, parts_of_it.slopes
-    upstream = [buffer if grad is None else grad for grad in grads]
-    tensors = w0, s0, s2, written[0], w1, s1, written[1], *upstream, parts_of_it.rates
-    rest = sizes.n, *steps[0], *steps[1], first, *tiles[0], *tiles[1], sizes.k, sizes.p, *terms  # type: ignore[misc]
+    first, second = (-(-tile[0] // tile[2]) * want for tile, want in zip(tiles, wanted, strict=True))
+    if not first + second:
+        return outs
+    kept = memory(sizes, options.terms, buffer)[1]
+    (w0, w1), (s0, s1, s2) = kept.weights, kept.slopes
+    out0, out1, grad0, grad1, grad2 = (buffer if t is None else t for t in (inner, last, *grads))
+    steps = [(0, 0, 0) if out is None else _readable(out)[1] for out in (inner, last)]
+    tensors = w0, s0, s2, out0, w1, s1, out1, grad0, grad1, grad2, kept.rates
+    rest = sizes.n, *steps[0], *steps[1], first, *tiles[0], *tiles[1], sizes.k, sizes.p, *terms
     launch(kernels.gradients_kernel, (sizes.n, first + second), tensors, rest, num_warps=8)
     return outs
 

@@ -98,7 +98,7 @@ class _Losses(torch.autograd.Function):
     def forward(ctx: Any, problem: Problem, *features: Tensor) -> tuple[Tensor, ...]:
         from foveal.kernels.class_maps import launch
 
-        of = problem.counts, problem.confusers, problem.layers, problem.options
+        of = problem.counts.contiguous(), problem.confusers.contiguous(), problem.layers, problem.options
         losses, problem.maps, ctx.sizes, buffer = launch.forward(*of)
         ctx.options, ctx.plain = problem.options, problem.plain
         ctx.save_for_backward(buffer, *features)

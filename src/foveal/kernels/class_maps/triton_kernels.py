@@ -19,6 +19,21 @@ import triton.language as tl
 
 
 @triton.jit
+def choice_kernel(logits, target, classes, known, step, C, BLOCK: tl.constexpr):
+    """A program for every image: its true class, 0 if unknown, and the best-scoring other one."""
+    n, c = tl.program_id(0), tl.arange(0, BLOCK)
+    label = tl.load(target + n).to(tl.int64)
+    true = tl.maximum(label, 0)
+    scores = tl.load(logits + n * step + c, mask=c < C, other=0.0).to(tl.float32)
+    scores = tl.where(scores == scores, scores, 0.0)  # NaN counts as 0
+    scores = tl.minimum(tl.maximum(scores, -3e38), 3e38)
+    rival = tl.argmax(tl.where((c < C) & (c != true), scores, -float("inf")), 0)
+    tl.store(classes + 2 * n, true)
+    tl.store(classes + 2 * n + 1, rival.to(tl.int64))
+    tl.store(known + n, label >= 0)
+
+
+@triton.jit
 def _map(
     features, gradient, weights, maps, n, k, N, K, fn, fc, fp, gn, gc, gp,
     C: tl.constexpr, S: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, POSITIVE: tl.constexpr,
