@@ -18,6 +18,8 @@ from torch.overrides import BaseTorchFunctionMode
 
 import foveal
 from foveal.errors import UserError
+from foveal.kernels.class_maps import choice as class_map_choice
+from foveal.kernels.class_maps import losses as class_map_losses
 from foveal.supervise import Sharpen, center_mass_loss, consistency, separability
 
 LAYERS = ("inner", "last")
@@ -654,3 +656,102 @@ def test_a_mode_that_ends_between_the_layers(mode: Callable[[], Any]) -> None:
         losses.append(Sharpen(model, LAYERS, order=2)(x, y)[1])
         assert modes() == 0
     torch.testing.assert_close(*losses)
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Switches the kernels of NVIDIA GPUs on and off; on a CPU they run in Triton's interpreter. They are on."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+
+    def switch(on: bool) -> None:
+        for module in (class_map_choice, class_map_losses):
+            monkeypatch.setattr(module, "fused_available", lambda device: on)
+
+    switch(True)
+    return switch
+
+
+def on_device(model: Net, *tensors: Tensor) -> tuple[Any, ...]:
+    return model.to(DEVICE), *(tensor.to(DEVICE) for tensor in tensors)
+
+
+SEVERAL = torch.tensor([[1, 0, 0, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]])
+UNKNOWN = torch.tensor([1, -100, 3, 0])
+ONLY_LAST = {"separability_inner": 0, "consistency_inner": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "target"),
+    [
+        ({}, None),
+        ({"kind": "gradcam", "hinge": True, "theta": 0.3}, UNKNOWN),
+        ({"pairs": "one"}, SEVERAL),
+        ({"positives": 5}, SEVERAL),
+        ({"mask": "inner", "weights": {"separability_last": 0}}, None),
+        ({"weights": ONLY_LAST}, SEVERAL),
+        ({"weights": {"separability_inner": 0, "separability_last": 0}}, None),
+        ({"at": "last"}, UNKNOWN),
+        ({"at": ("last", "last")}, None),
+    ],
+)
+def test_kernels_and_operators_are_the_same(
+    options: dict, target: Tensor | None, kernels: Callable[[bool], None]
+) -> None:
+    (x, y), steps = batch(), []
+    for fused in (False, True):
+        kernels(fused)
+        model, images, labels = on_device(net(), x, y if target is None else target)
+        sharpen = Sharpen(model, **{"at": LAYERS, **options})
+        logits, losses = sharpen(images, labels)
+        assert all(("_Losses" in loss.grad_fn.name()) == fused for loss in losses.values())
+        (logits.square().mean() + sharpen.total(losses)).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        steps.append({"maps": sharpen.maps, "losses": {k: v.detach() for k, v in losses.items()}, "grads": gradients})
+    torch.testing.assert_close(*steps, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"order": 2}, {"normalise": True}, {"mask_gradient": True}])
+@pytest.mark.usefixtures("kernels")
+def test_what_the_kernels_cannot_do_is_left_to_operators(options: dict) -> None:
+    model, x, y = on_device(net(), *batch())
+    _, losses = Sharpen(model, LAYERS, **options)(x, y)
+    assert not any("_Losses" in loss.grad_fn.name() for loss in losses.values())
+
+
+def test_kernels_replace_hundreds_of_operators(kernels: Callable[[bool], None], monkeypatch: Any) -> None:
+    launch = pytest.importorskip("foveal.kernels.class_maps.launch")
+    monkeypatch.setattr(launch, "launch", lambda *args, **options: None)
+    (x, y), counts = batch(), []
+    classes = torch.stack([y, (y + 1) % 5], 1), (y >= 0)[:, None], y >= 0
+    monkeypatch.setattr(Sharpen, "_choose", lambda *args: classes)
+    for fused in (False, True):
+        kernels(fused)
+        model = net()
+        sharpen = Sharpen(model, LAYERS)
+        with sharpen:
+            model(x)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            sharpen.losses(y)
+        counts.append(sum(event.name.startswith("aten::") for event in profiler.events()))
+    assert counts[1] < counts[0] - 500
+
+
+def test_second_order_is_never_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    assert len(Sharpen(net(), LAYERS, order=2, compile=True)(*batch())[1]) == 3
+    with pytest.raises(AssertionError):
+        Sharpen(net(), LAYERS, compile=True)(*batch())
+
+
+@pytest.mark.usefixtures("kernels")
+def test_kernels_come_before_compiled_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", None)
+    model, x, y = on_device(net(), *batch())
+    _, losses = Sharpen(model, LAYERS, compile=True)(x, y)
+    assert "_Losses" in losses["separability_last"].grad_fn.name()

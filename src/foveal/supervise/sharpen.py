@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, MethodType
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any, Literal, Self
 
 import torch
@@ -22,9 +23,7 @@ from torch import Tensor, nn
 from foveal.attention.class_maps.cam import (
     KINDS,
     MapKind,
-    Traced,
     check_order,
-    class_maps,
     trace_classes,
     twice_differentiable,
 )
@@ -32,10 +31,11 @@ from foveal.attention.class_maps.gradients import BatchNorm
 from foveal.attention.class_maps.layout import Reshape
 from foveal.attention.class_maps.taps import Taps, find_layers, unwrapped
 from foveal.errors import UserError, unknown
-from foveal.supervise.separability import MaskLayer, confusing_class, consistencies, mean, separabilities
+from foveal.kernels.class_maps.choice import fused_choice
+from foveal.supervise.map_losses import TERMS, MapLosses
+from foveal.supervise.separability import MaskLayer, confusing_class
 
 ClassPairs = Literal["every", "one"]
-TERMS = ("separability_inner", "separability_last", "consistency_inner")
 
 
 class Sharpen:
@@ -65,8 +65,9 @@ class Sharpen:
         positives: with ``every``: largest number of true classes of an image, chosen at random in every step.
         warmup: number of first steps without these losses.
         reshape: see :func:`foveal.cam`.
-        compile: let ``torch.compile`` fuse the arithmetic on the maps. The first step takes seconds longer; it pays
-            where steps are short, above all on a GPU: some three hundred small launches become a dozen.
+        compile: let ``torch.compile`` fuse the arithmetic on the maps where foveal has no kernels of its own for it:
+            away from NVIDIA GPUs, and with ``normalise`` or ``mask_gradient``. It is never compiled in second order,
+            where that is slower.
 
     Attributes:
         weights: the weights, by name.
@@ -124,31 +125,36 @@ class Sharpen:
             raise UserError(f"expected positives of at least 1 and warmup of at least 0, got {positives} and {warmup}")
         if not 0 < sigma < 1:
             raise UserError(f"sigma={sigma}: expected a fraction of the map's maximum, between 0 and 1")
-        self.model, self.kind, self.order, self.batch_norm = model, kind, order, batch_norm
+        self.model, self.order, self.batch_norm = model, order, batch_norm
         self.last, self.inner = names[-1], names[0]
-        self.theta, self.source, self.hinge = theta, mask, hinge
-        self.masking: dict[str, Any] = {"sigma": sigma, "omega": omega, "mask_gradient": mask_gradient}
-        self.normalise, self.pairs, self.positives, self.warmup = normalise, pairs, positives, warmup
-        self.compile = compile
-        self._compiled: Callable[..., Any] | None = None
+        self.pairs, self.positives, self.warmup, self.compile = pairs, positives, warmup, compile
+        self._compute = MapLosses(
+            inner=self.inner,
+            last=self.last,
+            kind=kind,
+            theta=theta,
+            sigma=sigma,
+            omega=omega,
+            mask=mask,
+            mask_gradient=mask_gradient,
+            normalise=normalise,
+            hinge=hinge,
+        )
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
         self._warned = False
         check_order(order)
         find_layers(unwrapped(model), names)  # also those that no term needs now
-        self._taps = Taps(model, self._layers(), reshape)
+        self._taps = Taps(model, self._compute.layers(self._terms()), reshape)
 
-    def _layers(self) -> list[str]:
-        """The layers that some term needs; fewer layers make a shorter backward pass."""
-        terms = {name for name, weight in self.weights.items() if weight}
-        inner = terms & {"separability_inner", "consistency_inner"}
-        last = "separability_last" in terms or ("consistency_inner" in terms and self.source == "last") or not inner
-        return [self.inner] * bool(inner) + [self.last] * last
+    def _terms(self) -> tuple[str, ...]:
+        """The terms with a weight."""
+        return tuple(name for name, weight in self.weights.items() if weight)
 
     def on(self, model: nn.Module) -> Sharpen:
         """The same for another form of the model, such as a compiled one."""
         other = copy.copy(self)
-        other.model, other.maps, other._compiled = model, {}, None
+        other.model, other.maps, other._compute = model, {}, replace(self._compute)
         other._taps = Taps(model, list(self._taps.layers), self._taps.reshape)
         return other
 
@@ -190,8 +196,10 @@ class Sharpen:
 
     def total(self, losses: Mapping[str, Tensor]) -> Tensor:
         """The weighted sum of ``losses``."""
-        parts = ((self.weights[name], loss) for name, loss in losses.items())
-        return sum((loss if weight == 1 else weight * loss for weight, loss in parts), torch.zeros(()))
+        if not losses:
+            return torch.zeros(())
+        weighted = ((self.weights[name], loss) for name, loss in losses.items())
+        return reduce(torch.add, [loss if weight == 1 else weight * loss for weight, loss in weighted])
 
     def losses(self, target: Tensor, valid: Tensor | None = None) -> dict[str, Tensor]:
         """The losses of the forward pass that ran inside ``with sharpen:``; arguments as in :meth:`__call__`."""
@@ -202,44 +210,14 @@ class Sharpen:
         try:
             self._check(target, valid)
             self.steps += 1
-            need_confuser = any(w and term.startswith("separability") for term, w in self.weights.items())
+            terms = self._terms()
+            need_confuser = any(term.startswith("separability") for term in terms)
             classes, counts, has_confuser = self._choose(self._taps.logits, target, valid)
             classes = classes if need_confuser else classes[:, :-1]
             traced = trace_classes(self._taps, classes, self.order, batch_norm=self.batch_norm)
         finally:
             self._taps.clear()
-        if self.compile and self._compiled is None:
-            self._compiled = torch.compile(MethodType(_copied(type(self)._maps_and_terms), self))
-        compute = self._compiled if self.compile and self._compiled is not None else self._maps_and_terms
-        self.maps, losses = compute(traced, counts, has_confuser)
-        return losses
-
-    def _maps_and_terms(
-        self, traced: Traced, counts: Tensor, has_confuser: Tensor
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        maps = class_maps(traced, self.kind)
-        detached = {name: layer_maps.detach() for name, layer_maps in maps.items()}
-        return detached, self._terms(maps, counts, has_confuser)
-
-    def _terms(self, maps: Mapping[str, Tensor], counts: Tensor, has_confuser: Tensor) -> dict[str, Tensor]:
-        """The losses from maps (N, P + 1, H, W): of P true classes, valid where ``counts``, then of a confuser, if any.
-
-        Args:
-            maps: layer to maps.
-            counts: bool (N, P), which true classes count.
-            has_confuser: bool (N,), whether there is a confusing class.
-        """
-        losses = {}
-        for term, layer in (("separability_inner", self.inner), ("separability_last", self.last)):
-            if self.weights.get(term):
-                true, confuser = maps[layer][:, :-1], maps[layer][:, -1:]
-                loss, usable = separabilities(true, confuser, normalise=self.normalise, **self.masking)
-                losses[term] = mean(loss, usable & counts & has_confuser[:, None])
-        if self.weights.get("consistency_inner"):
-            true = maps[self.inner][:, : counts.shape[1]]
-            last = maps[self.last][:, : counts.shape[1]] if self.last in maps else true
-            loss, usable = consistencies(true, last, self.theta, source=self.source, hinge=self.hinge, **self.masking)
-            losses["consistency_inner"] = mean(loss, usable & counts)
+        self.maps, losses = self._compute(traced, counts, has_confuser, terms, compile=self.compile)
         return losses
 
     def _check(self, target: Tensor, valid: Tensor | None) -> None:
@@ -286,7 +264,7 @@ class Sharpen:
                 "unfreeze a layer before it, or use order=2"
             )
         idle = [name for name in ("separability_inner", "consistency_inner") if self.weights.get(name)]
-        if self.masking["mask_gradient"] and self.source == "last":  # consistency acts through the mask
+        if self._compute.mask_gradient and self._compute.mask == "last":  # consistency acts through the mask
             idle = [name for name in idle if name != "consistency_inner"]
         tapped = self._taps.outputs.get(self.inner)
         if self.order == 1 and idle and not self._warned and tapped is not None and tapped.values.is_leaf:
@@ -299,6 +277,8 @@ class Sharpen:
 
     def _choose(self, logits: Tensor, target: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """P true classes and the confuser (N, P + 1), which true ones count (N, P), whether it has a confuser (N,)."""
+        if target.ndim == 1 and valid is None and (fused := fused_choice(logits, target)) is not None:
+            return *fused, fused[1][:, 0]
         confuser, has_confuser = confusing_class(logits, target, valid)
         if target.ndim == 1:
             true, counts = target.clamp_min(0)[:, None], (target >= 0)[:, None]
@@ -316,12 +296,6 @@ class Sharpen:
             rank = torch.rand(positive.shape, device=logits.device) if most > self.positives else positive.float()
         chosen = rank.masked_fill(~positive, -torch.inf).topk(min(most, self.positives), 1).indices
         return chosen, positive.gather(1, chosen)
-
-
-def _copied(function: Any) -> FunctionType:
-    """The same function with its own code object: ``torch.compile`` keeps its cache, and its limit, by code object."""
-    code = function.__code__.replace()
-    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
 
 
 def _weights(weights: Mapping[str, float] | None, inner: bool) -> dict[str, float]:

@@ -59,7 +59,7 @@ def class_attention(features: Tensor, gradient: Tensor, kind: MapKind = "channel
         wide = torch.promote_types(gradient.dtype, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             return MORE[kind](features.to(wide), torch.where(gradient.isfinite(), gradient, 0).to(wide))
-    return _map(features, _weights(gradient, kind))
+    return weighted_map(features, _weights(gradient, kind))
 
 
 def _weights(gradient: Tensor, kind: MapKind) -> Tensor:
@@ -71,8 +71,8 @@ def _weights(gradient: Tensor, kind: MapKind) -> Tensor:
     return torch.where(weights.isfinite().all(-1, keepdim=True), weights, 0)
 
 
-def _map(features: Tensor, weights: Tensor) -> Tensor:
-    """ReLU of the channels (N, C, H, W) weighted by (..., N, C)."""
+def weighted_map(features: Tensor, weights: Tensor) -> Tensor:
+    """ReLU of the channels (N, C, H, W) weighted by (..., N, C); (..., N, H, W)."""
     with torch.autocast(features.device.type, enabled=False):
         return torch.einsum("...nc,nchw->...nhw", weights, features.to(weights.dtype)).relu()
 
@@ -225,7 +225,7 @@ def class_maps(traced: Traced, kind: MapKind = "channel") -> dict[str, Tensor]:
             for name, (features, gradients) in traced.items()
         }
     return {
-        name: _map(features, torch.stack([_weights(gradient, kind) for gradient in gradients])).movedim(0, 1)
+        name: weighted_map(features, torch.stack([_weights(gradient, kind) for gradient in gradients])).movedim(0, 1)
         for name, (features, gradients) in traced.items()
     }
 
