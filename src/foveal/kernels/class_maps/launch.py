@@ -11,7 +11,8 @@ from torch import Tensor
 
 from foveal.kernels.class_maps import triton_kernels as kernels
 from foveal.kernels.class_maps.losses import Layer, Options
-from foveal.kernels.prepared import Part, launch, parts
+from foveal.kernels.parts import Part, parts
+from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
 
 ELEMENTS = 8192  # of a tile of features, with 8 warps: 32 a thread
