@@ -105,8 +105,8 @@ def _prepared(kind: str, shape: Any, result: Any, g: Geometry, modulated: bool, 
     positions, block = math.prod(result), channels_of_tile(shape[3], g.groups)
     tile = TILE // block
     rest = (
-        positions, h, w, result[1], result[2], c, g.groups, taps, g.kernel[1], *g.stride, *g.padding, *g.dilation,
-        modulated, tile, block,
+        positions, h, w, result[1], result[2], taps, g.kernel[1], *g.stride, *g.padding, *g.dilation,
+        c, g.groups, modulated, tile, block,
     )  # fmt: skip
     gathers = kind == "gather"
     grid = -(-positions // tile), taps, c // block if gathers else g.groups
