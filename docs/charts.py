@@ -72,7 +72,8 @@ def beside_attention(rows: list[Row]) -> str:
     heads = ", ".join(map(str, sorted({int(row["heads"]) for row in light})))
     lines = [f"| N | {' | '.join(f'd = {width}' for width in widths)} |", "|---:|" + "---:|" * len(widths)]
     lines += [f"| {count:,} | {' | '.join(cell(count, width) for width in widths)} |" for count in counts]
-    about = f"Time of the loss as a multiple of attention's, from the least to the most over heads: {heads}."
+    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['dtype']}."
+    about = f"{where} Time of the loss as a multiple of attention's, from the least to the most over heads: {heads}."
     figures = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in plain_table(rows).splitlines())
     return "\n\n".join([about, "\n".join(lines), figures])
 
