@@ -755,3 +755,23 @@ def test_kernels_come_before_compiled_operators(monkeypatch: pytest.MonkeyPatch)
     model, x, y = on_device(net(), *batch())
     _, losses = Sharpen(model, LAYERS, compile=True)(x, y)
     assert "_Losses" in losses["separability_last"].grad_fn.name()
+
+
+def test_tokens_are_looked_at_in_the_first_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at a gradient is to wait for the GPU."""
+
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.block, self.head = nn.Conv2d(3, 8, 2, 2), nn.Linear(8, 8), nn.Linear(8, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.block(self.stem(x).flatten(2).mT).relu().mean(1))
+
+    looked: list[str] = []
+    monkeypatch.setattr("foveal.attention.class_maps.cam._check_tokens", lambda name, *more: looked.append(name))
+    sharpen = Sharpen(Tokens(), "block")
+    for _ in range(3):
+        assert sharpen(*batch())[1].keys() == {"separability_last"}
+    assert looked == ["block"]
+    assert sharpen.maps["block"].shape == (4, 2, 4, 5)

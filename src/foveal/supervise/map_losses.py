@@ -1,4 +1,4 @@
-"""Separability and consistency of the class maps of two layers, in the fastest form that there is.
+"""Separability and consistency of the class maps of two layers, in the form that suits the device.
 
 In first order on NVIDIA GPUs that is :mod:`foveal.kernels.class_maps`: maps, losses and derivatives in a few launches.
 Elsewhere it is the operators of :mod:`foveal.supervise.separability`.

@@ -66,8 +66,7 @@ class Sharpen:
         warmup: number of first steps without these losses.
         reshape: see :func:`foveal.cam`.
         compile: let ``torch.compile`` fuse the arithmetic on the maps where foveal has no kernels of its own for it:
-            away from NVIDIA GPUs, and with ``normalise`` or ``mask_gradient``. It is never compiled in second order,
-            where that is slower.
+            away from NVIDIA GPUs, and with ``normalise`` or ``mask_gradient``. Second order is never compiled.
 
     Attributes:
         weights: the weights, by name.

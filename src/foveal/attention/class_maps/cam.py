@@ -211,7 +211,8 @@ def trace_classes(taps: Taps, classes: Tensor, order: int = 1, *, batch_norm: Ba
     traced = {}
     for name, output in tapped.items():
         maps = [to_maps[name](gradient) for gradient in gradients[name]]
-        if output.values.ndim == 3:
+        if output.values.ndim == 3 and name not in taps.checked:  # once: it waits for the device
+            taps.checked.add(name)
             _check_tokens(name, maps, gradients[name], taps)
         traced[name] = to_maps[name](output.values), maps
     return traced

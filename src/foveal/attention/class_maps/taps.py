@@ -128,6 +128,7 @@ class Taps:
             is not entered in another thread, nor inside a mode that was entered after the taps.
         twice: whether what follows the layers can be differentiated twice; None until it has been tested, which takes
             longer than a step of a small model.
+        checked: names of the layers of tokens whose first gradients have been looked at.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Taps:
         self.reshape, self.score = reshape, score
         self.after_first: TorchFunctionMode | None = None
         self.twice: bool | None = None
+        self.checked: set[str] = set()
         self._open = ExitStack()
         self.clear()
 
