@@ -30,7 +30,14 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/ablations",
         "fan/table6-yahoo",
     ),
-    "spatial": ("spatial/segmentation", "spatial/rate", "spatial/atlas", "spatial/cityscapes"),
+    "spatial": (
+        "spatial/segmentation",
+        "spatial/camvid",
+        "spatial/cityscapes-small",
+        "spatial/rate",
+        "spatial/atlas",
+        "spatial/cityscapes",
+    ),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
@@ -42,6 +49,8 @@ UNTIMED = {  # runs shared their GPU with changing others, so times of steps are
     "icasc/ablation",
     "icasc/cub100-lite",
     "spatial/segmentation",
+    "spatial/camvid",
+    "spatial/cityscapes-small",
     "spatial/rate",
     "spatial/atlas",
 }
@@ -78,8 +87,8 @@ COMPARED = {  # pairs of cells of which the second might be better
         ("pointing_game", "icasc/confusion/baseline", "icasc/confusion/sharpened"),
     ),
     "spatial": tuple(
-        ("mean_iou", f"spatial/segmentation/{data}-none", f"spatial/segmentation/{data}-{row}")
-        for data in ("voc2012", "camvid")
+        ("mean_iou", f"{table}/none", f"{table}/{row}")
+        for table in ("spatial/segmentation", "spatial/camvid")
         for row in ("1111", "1000", "0100", "0010", "0001", "0110", "0011", "deform", "deform-0010", "dynamic")
     ),
     "fan-documents": (

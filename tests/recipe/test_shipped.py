@@ -45,9 +45,11 @@ TABLES = {  # rows and columns
     "icasc/voc2012": (3, 1),
     "icasc/voc2012-lite": (4, 1),
     "spatial/atlas": (16, 3),
+    "spatial/camvid": (11, 1),
     "spatial/cityscapes": (7, 1),
+    "spatial/cityscapes-small": (11, 1),
     "spatial/rate": (4, 0),
-    "spatial/segmentation": (11, 3),
+    "spatial/segmentation": (11, 1),
 }
 
 
