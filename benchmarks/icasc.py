@@ -76,7 +76,7 @@ def steps(
     """Every kind of step, each with a model of its own; without ``all_forms`` plain, first and second order."""
     gpu = device.type == "cuda"
     x = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
-    y = torch.randint(0, 1000, (batch,), device=device)
+    y = torch.randint(0, 10, (batch,), device=device)  # every network has that many classes
     layers = at or last_stages(any_model(name))
 
     def of(loss: Callable[[nn.Module], Callable[[], Tensor]]) -> Callable[[], None]:

@@ -32,12 +32,14 @@ def fused_choice(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor] | None
 
 @on_its_device
 def _launch(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    from triton import next_power_of_2
+
     from foveal.kernels.class_maps.triton_kernels import choice_kernel
     from foveal.kernels.prepared import launch
 
     n, c = logits.shape
     classes = torch.empty((n, 2), dtype=torch.int64, device=logits.device)
     known = torch.empty((n, 1), dtype=torch.bool, device=logits.device)
-    block = 1 << (c - 1).bit_length()
-    launch(choice_kernel, (n,), (logits, target, classes, known), (logits.stride(0), c, block), num_warps=4)
+    rest = logits.stride(0), c, next_power_of_2(c)
+    launch(choice_kernel, (n,), (logits, target, classes, known), rest, num_warps=4)
     return classes, known

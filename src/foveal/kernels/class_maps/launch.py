@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from triton import next_power_of_2
 
 from foveal.kernels.class_maps import triton_kernels as kernels
 from foveal.kernels.class_maps.losses import Layer, Options
@@ -42,11 +43,6 @@ class Memory(NamedTuple):
     rates: Part
 
 
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
-
-
 @lru_cache(maxsize=1024)
 def _lengths(sizes: Sizes, terms: tuple[bool, bool, bool]) -> tuple[int, ...]:
     n, k, p, (c0, h0, w0), (c1, h1, w1), two = sizes
@@ -60,11 +56,18 @@ def memory(sizes: Sizes, terms: tuple[bool, bool, bool], at: torch.device | Tens
     return buffer, Memory((w0, w1 if sizes.two else w0), (s0, s1, s2), table, rates)
 
 
+def weights(buffer: Tensor, sizes: Sizes, options: Options) -> list[Tensor]:
+    """Weights of the channels of each layer, (K, N, C), of a forward pass."""
+    kept = memory(sizes, options.terms, buffer)[1]
+    return [part.view().view(sizes.k, sizes.n, -1) for part in kept.weights[: 1 + sizes.two]]
+
+
 @lru_cache(maxsize=1024)
 def _tile(shape: tuple[int, ...]) -> tuple[int, int, int, int]:
     """Channels and positions of a layer, and those of its tiles."""
     channels, positions = shape[0], shape[1] * shape[2]
-    return channels, positions, max(1, min(_power(channels), ELEMENTS // _power(positions))), _power(positions)
+    wide = next_power_of_2(positions)
+    return channels, positions, max(1, min(next_power_of_2(channels), ELEMENTS // wide)), wide
 
 
 def _steps(t: Tensor) -> Steps | None:
@@ -121,7 +124,7 @@ def _losses(
     n, k, p, (_, *inner), (_, *last), _ = sizes
     slopes, table, rates = kept.slopes, kept.table, kept.rates
     numbers = options.theta, options.sigma, options.omega
-    shapes = *inner, _power(inner[0] * inner[1]), *last, _power(last[0] * last[1])
+    shapes = *inner, next_power_of_2(inner[0] * inner[1]), *last, next_power_of_2(last[0] * last[1])
     tensors = maps[0], maps[-1], counts, confusers, *slopes, table
     rest = n, *numbers, k, p, *shapes, *options.terms, options.own, options.hinge
     launch(kernels.losses_kernel, (n,), tensors, rest, num_warps=1 if max(shapes) <= 256 else 4)
@@ -129,7 +132,7 @@ def _losses(
     of_terms = iter(losses)
     wanted = tuple(next(of_terms) if term else table for term in options.terms)
     bits = sum(term << i for i, term in enumerate(options.terms))
-    launch(kernels.means_kernel, (3,), (*wanted, table, rates), (n, min(IMAGES, _power(n)), bits), num_warps=4)
+    launch(kernels.means_kernel, (3,), (*wanted, table, rates), (n, min(IMAGES, next_power_of_2(n)), bits), num_warps=4)
     return losses
 
 

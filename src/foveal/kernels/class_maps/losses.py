@@ -1,7 +1,7 @@
 """Separability and consistency of class attention maps in a few launches: maps, losses and derivatives.
 
 :class:`foveal.supervise.Sharpen` computes maps of features, and losses of maps, with more than two hundred operators,
-and as many again in its backward pass. On a GPU each takes longer to launch than to run. Here a class takes one launch,
+and more in its backward pass. On a GPU each takes longer to launch than to run. Here a class takes one launch,
 the losses take two, and the backward pass one.
 """
 
@@ -113,9 +113,8 @@ class _Losses(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         present = [grad for grad in grads if grad is not None]
         if torch.is_grad_enabled() or observed(*present):
-            weights = [part.view().view(ctx.sizes.k, ctx.sizes.n, -1)
-                       for part in launch.memory(ctx.sizes, ctx.options.terms, buffer)[1].weights]  # fmt: skip
-            return None, *_differentiable(ctx.plain, features, weights[: len(features)], grads, needed)
+            weights = launch.weights(buffer, ctx.sizes, ctx.options)
+            return None, *_differentiable(ctx.plain, features, weights, grads, needed)
         of_terms = iter(grads)
         upstream = [next(of_terms) if term else None for term in ctx.options.terms]
         return None, *launch.backward(buffer, upstream, features, needed, ctx.sizes, ctx.options)
