@@ -9,6 +9,7 @@ from foveal.attention import DeformConv2d
 from foveal.attention import deform as mechanism
 from foveal.kernels.deform import fused, launch
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {
     "same": ((5, 4), (3, 3), (1, 1), (1, 1), (1, 1), 1),
     "stride": ((6, 5), (3, 3), (2, 2), (1, 1), (1, 1), 1),
@@ -23,11 +24,11 @@ def inputs(case, *, modulated, dtype=torch.float32, spread=2.0):
     geometry = launch.Geometry(kernel, stride, padding, dilation, groups)
     torch.manual_seed(0)
     h, w = geometry.size(*size)
-    taps, device = kernel[0] * kernel[1], "cuda" if torch.cuda.is_available() else "cpu"
+    taps = kernel[0] * kernel[1]
     x, offset = torch.randn(2, 32, *size), spread * torch.randn(2, groups * taps * 2, h, w)
     modulation = torch.rand(2, groups * taps, h, w) if modulated else None
     tensors = [x, offset, modulation, torch.randn(24, 32, *kernel) / 10]
-    tensors = [None if t is None else t.to(device, dtype).requires_grad_() for t in tensors]
+    tensors = [None if t is None else t.to(DEVICE, dtype).requires_grad_() for t in tensors]
     return tensors, (stride, padding, dilation)
 
 
@@ -93,9 +94,10 @@ def test_flops_are_those_of_a_convolution():
 @pytest.mark.parametrize("modulated", [False, True])
 def test_the_module_uses_it(modulated, monkeypatch):
     torch.manual_seed(0)
-    conv = DeformConv2d(16, 8, 3, padding=1, modulated=modulated)
+    conv = DeformConv2d(16, 8, 3, padding=1, modulated=modulated).to(DEVICE)
     torch.nn.init.normal_(conv.deform.offset.weight, std=0.1)
-    x = torch.randn(1, 16, 4, 5)
+    x = torch.randn(1, 16, 4, 5).to(DEVICE)
+    monkeypatch.setattr(fused, "fused_available", lambda device: False)
     plain = conv(x)
     monkeypatch.setattr(fused, "fused_available", lambda device: True)
     calls = []
@@ -103,7 +105,7 @@ def test_the_module_uses_it(modulated, monkeypatch):
         mechanism, "fused_deform_conv", lambda *a: calls.append(a[0].dtype) or fused.fused_deform_conv(*a)
     )
     torch.testing.assert_close(conv(x), plain)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         assert conv(x).dtype == torch.bfloat16
     assert calls == [torch.float32, torch.bfloat16]
 

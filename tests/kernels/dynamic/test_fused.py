@@ -6,6 +6,7 @@ import torch
 from foveal.attention import DynamicConv1d, DynamicConv2d
 from foveal.kernels.dynamic import fused, taps
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES = {  # size, kernel, padding (left, right, top, bottom), groups
     "window": ((4, 3), (3, 3), (1, 1, 1, 1), 2),
     "wider than the map": ((2, 3), (5, 5), (2, 2, 2, 2), 1),
@@ -16,9 +17,8 @@ CASES = {  # size, kernel, padding (left, right, top, bottom), groups
 def inputs(case, dtype=torch.float32):
     size, kernel, padding, groups = CASES[case]
     torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     x, weights = torch.randn(2, 6, *size), torch.rand(2, groups, kernel[0] * kernel[1], *size)
-    return [t.to(device, dtype).requires_grad_() for t in (x, weights)], kernel, padding
+    return [t.to(DEVICE, dtype).requires_grad_() for t in (x, weights)], kernel, padding
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,9 @@ def test_the_operator_for_compilers():
 def test_the_modules_use_it(module, monkeypatch):
     if hasattr(module, "gamma"):
         torch.nn.init.constant_(module.gamma, 0.7)
-    x = torch.randn(2, 8, 4, 5) if isinstance(module, DynamicConv2d) else torch.randn(2, 5, 8)
+    module = module.to(DEVICE)
+    x = (torch.randn(2, 8, 4, 5) if isinstance(module, DynamicConv2d) else torch.randn(2, 5, 8)).to(DEVICE)
+    monkeypatch.setattr(fused, "fused_available", lambda device: False)
     plain = module(x)
     monkeypatch.setattr(fused, "fused_available", lambda device: True)
     calls = []
