@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -42,11 +42,7 @@ def complete(
 
 def _cut(samples: LabelledImages, fraction: float, seed: int, split: str) -> tuple[LabelledImages, LabelledImages]:
     chosen = part_of(samples, fraction, seed, SPLITS.index(split))
-    if not 0 < int(chosen.sum()) < len(samples):
-        raise UserError(
-            f"data.{split}_fraction={fraction}: {int(chosen.sum())} of {len(samples)} training images would be left "
-            f"for {split}; use another fraction or add images"
-        )
+    _check_part(int(chosen.sum()), len(samples), fraction, split)
     return samples.take(~chosen), samples.take(chosen)
 
 
@@ -82,6 +78,46 @@ def _shuffled(samples: LabelledImages, seed: int, stream: int) -> tuple[Tensor, 
     position = torch.empty(count, dtype=torch.int64)
     position[order] = torch.arange(count) - (sizes.cumsum(0) - sizes)[label[order]]
     return label, position
+
+
+# Images of which each has many labels: any part of them --------------------------
+
+
+class Divisible(Protocol):
+    """Samples of which some can be taken."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, chosen: Tensor) -> Any:
+        """Those with these numbers."""
+
+
+def divide(splits: Mapping[str, Any], val_fraction: float, test_fraction: float, seed: int) -> dict[str, Any]:
+    """Training, validation and test images from those splits that are official, as :func:`complete` does."""
+    train, val, test = (splits.get(split) for split in SPLITS)
+    assert train is not None
+    if test is None:
+        val, test = None, val
+    if test is None:
+        train, test = _part_of_all(train, test_fraction, seed, "test")
+    if val is None:
+        train, val = _part_of_all(train, val_fraction, seed, "val") if val_fraction else (train, test)
+    return {"train": train, "val": val, "test": test}
+
+
+def _part_of_all(samples: Divisible, fraction: float, seed: int, split: str) -> tuple[Any, Any]:
+    order = uniform(seed, SPLITS.index(split), torch.arange(len(samples))).argsort(stable=True)
+    count = round(fraction * len(samples))
+    _check_part(count, len(samples), fraction, split)
+    return samples.take(order[count:].sort().values), samples.take(order[:count].sort().values)
+
+
+def _check_part(count: int, images: int, fraction: float, split: str) -> None:
+    if not 0 < count < images:
+        raise UserError(
+            f"data.{split}_fraction={fraction}: {count} of {images} training images would be left for {split}; use "
+            "another fraction or add images"
+        )
 
 
 # Texts: streams of unknown length, divided one by one ------------------------------

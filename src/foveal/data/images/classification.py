@@ -8,7 +8,6 @@ memory.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from foveal.data.batches import Batches, Collated, EpochBatches, epoch_seed
-from foveal.data.cache import cached
+from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
 from foveal.data.images.augment import resized, resized_masks, seeded, short_side, view, whole
 from foveal.data.images.format import Format, ImageOptions
@@ -153,15 +152,8 @@ class ImageData:
 
     def _decode(self, split: str, samples: LabelledImages) -> LabelledImages:
         """The image files of a split as pixels, by way of the disk cache: opening 50,000 files takes a while."""
-        state = hashlib.sha256()
-        for n in range(len(samples)):
-            file = samples.file(n)
-            try:
-                stat = file.stat()
-            except OSError as error:
-                raise DataError(f"{file}: no such image file") from error
-            state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        key: dict[str, object] = {"files": state.hexdigest(), "size": self.size, "small": self.augment == "small"}
+        files = files_state(samples.file(n) for n in range(len(samples)))
+        key: dict[str, object] = {"files": files, "size": self.size, "small": self.augment == "small"}
         seen_as: Callable[[Any], Tensor] = view(self.size, self.augment, self.flip, False)
         cropped = split == "train" and self.augment in CROPPED
         if cropped:
