@@ -59,6 +59,8 @@ class Detector(FasterRCNN):
         max_size: greatest long side.
         image_mean: mean of the colours that the weights were trained with.
         image_std: their standard deviation.
+        candidates: boxes of each map, before overlapping ones are dropped, that proposals are chosen from; None for
+            2,000 in training and 1,000 in testing.
         proposals_train: regions that go on from the first stage in training.
         proposals_test: the same in testing.
         regions: of them, those that the second stage is trained on.
@@ -93,6 +95,7 @@ class Detector(FasterRCNN):
         max_size: int = 1333,
         image_mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
         image_std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+        candidates: int | None = None,
         proposals_train: int = 2000,
         proposals_test: int = 1000,
         regions: int = 512,
@@ -125,8 +128,8 @@ class Detector(FasterRCNN):
             image_mean=list(image_mean),
             image_std=list(image_std),
             rpn_anchor_generator=AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides)),
-            rpn_pre_nms_top_n_train=max(proposals_train, 2000),
-            rpn_pre_nms_top_n_test=max(proposals_test, 1000),
+            rpn_pre_nms_top_n_train=candidates or max(proposals_train, 2000),
+            rpn_pre_nms_top_n_test=candidates or max(proposals_test, 1000),
             rpn_post_nms_top_n_train=proposals_train,
             rpn_post_nms_top_n_test=proposals_test,
             box_roi_pool=MultiScaleRoIAlign(levels, output_size=REGION, sampling_ratio=2),

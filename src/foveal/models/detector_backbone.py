@@ -15,6 +15,7 @@ from typing import Any
 import timm
 import torch
 import torchvision
+from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.feature_extraction import create_feature_extractor
@@ -143,7 +144,7 @@ def _of_timm(
             raise
         raise no_maps(name, error) from error
     if norm == "frozen":
-        body = frozen_norms(body)
+        body = freeze_batch_norm_2d(body)
     return Maps(body, body.feature_info.channels(), body.feature_info.reduction())
 
 
@@ -162,7 +163,7 @@ def _of_torchvision(
         if isinstance(error, UserError):
             raise
         raise no_maps(name, error) from error
-    body = frozen_norms(body) if norm == "frozen" else body
+    body = freeze_batch_norm_2d(body) if norm == "frozen" else body
     return Maps(body, [last[strides[n]][1] for n in chosen], [strides[n] for n in chosen])
 
 
@@ -232,21 +233,6 @@ def no_maps(name: str, error: Exception) -> UserError:
     """The error of a backbone that cannot be taken apart."""
     reason = " ".join(str(error).split())
     return UserError(f"backbone={name} cannot put out feature maps ({reason}); use another one, such as resnet50")
-
-
-def frozen_norms(network: nn.Module) -> nn.Module:
-    """The network with batch norms that neither learn nor change their statistics, where they are plain ones."""
-    for name, child in network.named_children():
-        if type(child) is nn.BatchNorm2d:
-            frozen = FrozenBatchNorm2d(child.num_features, child.eps)
-            state = {n: v for n, v in child.state_dict().items() if n != "num_batches_tracked"}
-            frozen.load_state_dict(state)
-            setattr(network, name, frozen)
-        elif isinstance(child, nn.BatchNorm2d):  # of timm, with an activation inside
-            child.eval().requires_grad_(False)
-        else:
-            frozen_norms(child)
-    return network
 
 
 def freeze_first(body: nn.Module, count: int, name: str) -> None:
