@@ -3,4 +3,15 @@
 from foveal.models import attribute, aw, cifar, detector, document, reference, segmenter
 from foveal.models.registry import create_model, list_models, register
 
-__all__ = ["attribute", "aw", "cifar", "create_model", "detector", "document", "list_models", "reference", "register", "segmenter"]
+__all__ = [
+    "attribute",
+    "aw",
+    "cifar",
+    "create_model",
+    "detector",
+    "document",
+    "list_models",
+    "reference",
+    "register",
+    "segmenter",
+]
