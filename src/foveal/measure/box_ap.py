@@ -27,10 +27,13 @@ from foveal.measure.info import MetricInfo, register_metric
 DIFFICULT, CROWD = 1, 2  # marks of true boxes
 BEYOND = 1e12  # area beyond every range of sizes: such a true box is ignored
 RANGES = ("all", "small", "medium", "large")
-ABOUT = "AP is the area under the curve of precision over recall, the mean over classes"
+ABOUT = (
+    "AP is the area under the curve of precision over recall, the mean over classes and over overlaps (IoU) of 0.5 to "
+    "0.95, as COCO evaluates."
+)
 
-AP50 = register_metric(MetricInfo("box_ap50", "AP50", about=f"{ABOUT}; AP50 asks for an overlap (IoU) of 0.5."))
-AP75 = register_metric(MetricInfo("box_ap75", "AP75", about=f"{ABOUT}; AP75 asks for an overlap (IoU) of 0.75."))
+AP50 = register_metric(MetricInfo("box_ap50", "AP50", about="AP50 asks for an overlap of 0.5."))
+AP75 = register_metric(MetricInfo("box_ap75", "AP75", about="AP75 asks for an overlap of 0.75."))
 SIZES = {
     "small": register_metric(MetricInfo("box_ap_small", "AP, small", about="Small: less than 32×32 pixels.")),
     "medium": register_metric(MetricInfo("box_ap_medium", "AP, medium", about="Medium: up to 96×96 pixels.")),
@@ -180,9 +183,7 @@ class BoxAP(Metric):
     tensor(1.)
     """
 
-    info: ClassVar[MetricInfo] = register_metric(
-        MetricInfo("box_ap", "AP", about=f"{ABOUT} and over overlaps (IoU) of 0.5 to 0.95, as COCO evaluates.")
-    )
+    info: ClassVar[MetricInfo] = register_metric(MetricInfo("box_ap", "AP", about=ABOUT))
     is_differentiable = False
     higher_is_better = True
     full_state_update = False

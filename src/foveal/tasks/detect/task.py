@@ -31,13 +31,10 @@ LOSSES = ("classifier", "box_reg", "objectness", "rpn_box_reg")  # torchvision's
 
 @runtime_checkable
 class BoxSource(Protocol):
-    """A dataset of images with boxes around their objects."""
+    """A dataset of images with boxes around their objects, and perhaps classes of whole images (scenes)."""
 
     answers: list[str]
-    flip: bool
-
-    def held_on(self, split: str, device: torch.device) -> Any:
-        """Images and objects of a split."""
+    scenes: list[str] | None
 
 
 @register_task("detect")
