@@ -35,7 +35,7 @@ DIGITS = 10
 SLOTS = 6  # objects of a picture at most
 INK = 64  # least intensity of what belongs to an object
 VERSION = 1
-SCENE, OTHER, ALONE, OWN, MORE, WHICH, PATCH, PLACE, SIZE, X, Y, COLOUR, GROUND, NOISE, SHIFT, TALL = range(16)
+OTHER, ALONE, OWN, MORE, WHICH, PATCH, PLACE, SIZE, X, Y, COLOUR, GROUND, NOISE, SHIFT, TALL = range(1, 16)
 
 
 def generate(split: str, count: int | None = None) -> dict[str, Tensor]:
