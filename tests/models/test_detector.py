@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torchvision
 from torch import nn
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
-from torchvision.ops import FrozenBatchNorm2d
 
+import foveal
 from foveal.errors import UnknownNameError, UserError
 from foveal.models import create_model
 from foveal.models.detector import Detector
@@ -146,14 +148,40 @@ def test_an_unknown_backbone():
 # What is trained --------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet10t", "mobilenetv3_small_050"])
+def test_frozen_norms(name):
+    """They keep weights and statistics in training; norms of attention on the same layers do not."""
+    model = small(name, norm="frozen")
+    foveal.insert(model, "cbam", at="backbone.body.*.bn2" if "resnet" in name else "backbone.body.blocks.1.*.bn2")
+    norms = {n: m for n, m in model.backbone.body.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    own = {n: m for n, m in norms.items() if "attached" not in n}
+    assert len(own) < len(norms)
+    for steps in (1, 2):  # as it is built, and after validation
+        sum(model(images(), targets()).values()).backward()
+        for n, m in norms.items():
+            assert int(m.num_batches_tracked) == (0 if n in own else steps), n
+            assert (m.weight.grad is None) == (n in own), n
+        model.eval().train()
+
+
 @pytest.mark.parametrize("name", ["resnet18", "resnet10t"])
 def test_frozen_parts(name):
-    model = small(name, norm="frozen", frozen=2)
+    model = small(name, frozen=2)
     trained = {n.split(".")[0] for n, p in model.backbone.body.named_parameters() if p.requires_grad}
     assert trained == {"layer2", "layer3", "layer4"}
-    norms = [m for m in model.backbone.body.modules() if "BatchNorm" in type(m).__name__]
-    assert norms
-    assert all(isinstance(m, FrozenBatchNorm2d) for m in norms)
+
+
+def test_losses_are_those_of_torchvision(of_torchvision):
+    """The same proposals are drawn from the same random numbers, also for images that are resized."""
+    few = {"num_classes": 4, "min_size": 64, "max_size": 128}
+    ours = Detector("resnet18", **few, checkpoint=of_torchvision.state_dict()).train()
+    theirs = copy.deepcopy(of_torchvision).train()
+    losses = []
+    for model in (ours, theirs):
+        torch.manual_seed(3)
+        losses.append(model(images(), targets()))
+    for name, loss in losses[0].items():
+        torch.testing.assert_close(loss, losses[1][name], msg=name)
 
 
 def test_images_without_objects():

@@ -21,10 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
 from foveal.errors import UserError
@@ -67,7 +69,7 @@ class Detector(FasterRCNN):
         score: least score of a detection.
         nms: overlap from which on the weaker of two detections of a class is dropped.
         detections: most of an image.
-        norm: ``batch`` norms are trained with the network, ``frozen`` ones keep the statistics of the weights.
+        norm: ``batch`` norms are trained with the network, ``frozen`` ones of the backbone keep weights and statistics.
         frozen: so many parts of the backbone keep their weights: 1 for the stem, 2 for the first stage as well, ….
         caffe: the stride of a stage is in its first 1×1 convolution rather than in the 3×3, as in weights from Caffe
             and Keras.
@@ -112,21 +114,15 @@ class Detector(FasterRCNN):
         sizes = [min_size] if isinstance(min_size, int) else list(min_size)
         if not sizes or min(sizes) < 1 or max_size < max(sizes):
             raise UserError(f"min_size={min_size}, max_size={max_size}: expected 1 or more, and no more than max_size")
-        maps = feature_maps(
-            backbone, norm=norm, single=not fpn, features=features, options=options or {}, pretrained=pretrained
-        )
+        maps = feature_maps(backbone, single=not fpn, features=features, options=options or {}, pretrained=pretrained)
         if caffe:
             stride_first(maps.body, backbone)
         freeze_first(maps.body, frozen, backbone)
-        whole = PyramidBackbone(maps, width) if fpn else SingleMap(maps, width)
+        whole = (PyramidBackbone if fpn else SingleMap)(maps, width, frozen_norms=norm == "frozen")
         sides = anchor_sides(maps, fpn, anchors)
         levels = [str(n) for n in range(len(maps.channels))]
         super().__init__(
             whole,
-            min_size=sizes,
-            max_size=max_size,
-            image_mean=list(image_mean),
-            image_std=list(image_std),
             rpn_anchor_generator=AnchorGenerator(sides, ((0.5, 1.0, 2.0),) * len(sides)),
             rpn_pre_nms_top_n_train=candidates or max(proposals_train, 2000),
             rpn_pre_nms_top_n_test=candidates or max(proposals_test, 1000),
@@ -140,6 +136,7 @@ class Detector(FasterRCNN):
             box_head=TwoMLPHead(width * REGION**2, hidden),
             box_predictor=FastRCNNPredictor(hidden, num_classes),
         )
+        self.transform = Resize(sizes, max_size, list(image_mean), list(image_std))
         self.name = backbone
         if checkpoint is not None:
             self.load(checkpoint)
@@ -167,6 +164,32 @@ class Detector(FasterRCNN):
                 f"{source} does not hold weights of {self.name} or of such a detector: {'; '.join(problems)}"
             )
         part.load_state_dict(chosen, strict=False)
+
+
+class Resize(GeneralizedRCNNTransform):
+    """torchvision's resizing, padding and normalising, without copies of numbers to the device for every image."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, min_size: list[int], max_size: int, mean: list[float], std: list[float]) -> None:
+        super().__init__(min_size, max_size, mean, std)
+        for name, values in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.tensor(values)[:, None, None], persistent=False)
+
+    def normalize(self, image: Tensor) -> Tensor:
+        """An image (3, H, W) in [0, 1] as (image − mean) / std."""
+        return (image - self.mean.to(image.dtype)) / self.std.to(image.dtype)
+
+    def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
+        """The image with another short side, and its boxes in the new pixels."""
+        before = image.shape[-2:]
+        image, _ = super().resize(image)
+        if target is not None:
+            down, across = (new / old for new, old in zip(image.shape[-2:], before, strict=True))
+            left, top, right, bottom = target["boxes"].unbind(1)
+            target["boxes"] = torch.stack([left * across, top * down, right * across, bottom * down], 1)
+        return image, target
 
 
 def _same_shape(weights: Mapping[str, Any], name: str, value: Any) -> bool:

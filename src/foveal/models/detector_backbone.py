@@ -10,18 +10,18 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import timm
 import torch
 import torchvision
-from timm.layers import freeze_batch_norm_2d
 from torch import Tensor, nn
 from torchvision.models.detection.backbone_utils import BackboneWithFPN
 from torchvision.models.feature_extraction import create_feature_extractor
-from torchvision.ops import FeaturePyramidNetwork, FrozenBatchNorm2d
+from torchvision.ops import FeaturePyramidNetwork
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
+from foveal.compat import BATCH_NORM
 from foveal.errors import UserError, unknown
 
 LEAST, SINGLE = 4, 16  # stride of the first map of a pyramid, and of a map that is alone
@@ -45,17 +45,38 @@ class Maps:
     strides: list[int]
 
 
-class PyramidBackbone(nn.Module):
-    """A network and a feature pyramid on its maps.
+class Backbone(nn.Module):
+    """A network that puts out maps; a subclass makes those of a detector of them.
 
     Args:
         maps: of the network.
-        width: channels of the pyramid.
+        width: channels of the detector's maps.
+        frozen_norms: whether the batch norms of the network keep their statistics and weights. Norms of attention
+            that is inserted later are trained in any case.
     """
 
-    def __init__(self, maps: Maps, width: int) -> None:
+    def __init__(self, maps: Maps, width: int, *, frozen_norms: bool = False) -> None:
         super().__init__()
         self.body, self.out_channels = maps.body, width
+        norms = {name: m for name, m in maps.body.named_modules() if isinstance(m, BATCH_NORM)} if frozen_norms else {}
+        self.frozen_norms = tuple(norms)
+        for norm in norms.values():
+            norm.requires_grad_(False)
+        self.train()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of everything but frozen norms, which are always in eval mode."""
+        super().train(mode)
+        for name in self.frozen_norms:
+            self.body.get_submodule(name).training = False  # of the norm alone, not of attention on it
+        return self
+
+
+class PyramidBackbone(Backbone):
+    """A network and a feature pyramid on its maps; arguments as in :class:`Backbone`."""
+
+    def __init__(self, maps: Maps, width: int, *, frozen_norms: bool = False) -> None:
+        super().__init__(maps, width, frozen_norms=frozen_norms)
         self.fpn = FeaturePyramidNetwork(maps.channels, width, LastLevelMaxPool())
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -63,17 +84,11 @@ class PyramidBackbone(nn.Module):
         return self.fpn(by_name(self.body(images)))
 
 
-class SingleMap(nn.Module):
-    """A network and a 1×1 convolution on its last map.
+class SingleMap(Backbone):
+    """A network and a 1×1 convolution on its last map; arguments as in :class:`Backbone`."""
 
-    Args:
-        maps: of the network.
-        width: channels after the convolution.
-    """
-
-    def __init__(self, maps: Maps, width: int) -> None:
-        super().__init__()
-        self.body, self.out_channels = maps.body, width
+    def __init__(self, maps: Maps, width: int, *, frozen_norms: bool = False) -> None:
+        super().__init__(maps, width, frozen_norms=frozen_norms)
         self.reduce = nn.Sequential(nn.Conv2d(maps.channels[-1], width, 1), nn.ReLU(inplace=True))
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -88,13 +103,12 @@ def by_name(maps: Any) -> OrderedDict[str, Tensor]:
 
 
 def feature_maps(
-    name: str, *, norm: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
+    name: str, *, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
 ) -> Maps:
     """The network called ``name``, of torchvision or timm, taken apart into its maps.
 
     Args:
         name: of the network.
-        norm: ``batch`` or ``frozen``.
         single: whether one map of stride 16 is wanted, rather than all.
         features: which maps; None for the usual ones.
         options: of the network.
@@ -103,20 +117,17 @@ def feature_maps(
     of_torchvision = torchvision.models.list_models(module=torchvision.models)
     resnet = name in of_torchvision and hasattr(torchvision.models.resnet, name)
     if resnet and not set(options) - {"width_per_group", "groups", "replace_stride_with_dilation"}:
-        return _resnet(name, norm, single, features, options, pretrained)
+        return _resnet(name, single, features, options, pretrained)
     if timm.is_model(name):
-        return _of_timm(name, norm, single, features, options, pretrained)
+        return _of_timm(name, single, features, options, pretrained)
     if name not in of_torchvision:
         raise unknown("backbone", name, {*timm.list_models(), *of_torchvision})
-    return _of_torchvision(name, norm, single, features, options, pretrained)
+    return _of_torchvision(name, single, features, options, pretrained)
 
 
-def _resnet(
-    name: str, norm: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
-) -> Maps:
+def _resnet(name: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool) -> Maps:
     builder = torchvision.models.get_model_builder(name)
     settings: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None, **options}
-    settings["norm_layer"] = FrozenBatchNorm2d if norm == "frozen" else nn.BatchNorm2d
     dilated = single and features is None and name not in ("resnet18", "resnet34")  # whose blocks cannot be dilated
     if dilated:
         settings["replace_stride_with_dilation"] = [False, False, True]
@@ -129,9 +140,7 @@ def _resnet(
     return Maps(BackboneWithFPN(network, stages, widths, 1).body, widths, [strides[n] for n in chosen])
 
 
-def _of_timm(
-    name: str, norm: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
-) -> Maps:
+def _of_timm(name: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool) -> Maps:
     arguments = {"features_only": True, "pretrained": pretrained, **options}
     try:
         with torch.device("meta"):
@@ -143,13 +152,11 @@ def _of_timm(
         if isinstance(error, UserError):
             raise
         raise no_maps(name, error) from error
-    if norm == "frozen":
-        body = freeze_batch_norm_2d(body)
     return Maps(body, body.feature_info.channels(), body.feature_info.reduction())
 
 
 def _of_torchvision(
-    name: str, norm: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
+    name: str, single: bool, features: Sequence[int] | None, options: Options, pretrained: bool
 ) -> Maps:
     """A network of torchvision, taken apart after the last layer of each resolution."""
     try:
@@ -163,7 +170,6 @@ def _of_torchvision(
         if isinstance(error, UserError):
             raise
         raise no_maps(name, error) from error
-    body = freeze_batch_norm_2d(body) if norm == "frozen" else body
     return Maps(body, [last[strides[n]][1] for n in chosen], [strides[n] for n in chosen])
 
 

@@ -50,7 +50,7 @@ def generate(split: str, count: int | None = None) -> dict[str, Tensor]:
 
     >>> pictures = generate("test", 2)
     >>> pictures["label"].tolist()
-    [[12, 4, 15, 10, 9, 0], [11, 2, 14, 8, 5, 0]]
+    [[11, 1, 13, 7, 0, 2], [12, 3, 15, 2, 0, 3]]
     """
     seed, n = list(COUNTS).index(split), torch.arange(COUNTS[split] if count is None else count)
     i, slot = n[:, None], torch.arange(SLOTS)[None]
