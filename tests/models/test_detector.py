@@ -156,12 +156,13 @@ def test_frozen_norms(name):
     norms = {n: m for n, m in model.backbone.body.named_modules() if isinstance(m, nn.BatchNorm2d)}
     own = {n: m for n, m in norms.items() if "attached" not in n}
     assert len(own) < len(norms)
-    for steps in (1, 2):  # as it is built, and after validation
+    assert not any(m.training for m in own.values())  # as it is built
+    for steps in (1, 2):
+        model.eval().train()  # as after validation
         sum(model(images(), targets()).values()).backward()
         for n, m in norms.items():
             assert int(m.num_batches_tracked) == (0 if n in own else steps), n
             assert (m.weight.grad is None) == (n in own), n
-        model.eval().train()
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet10t"])

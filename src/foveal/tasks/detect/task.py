@@ -179,7 +179,7 @@ def try_detector(model: nn.Module, name: str) -> None:
             "torchvision's, such as fasterrcnn_resnet50_fpn"
         ) from error
     finally:
-        model.train(training)
+        model.train(training)  # also attention that was inserted on frozen norms
     keys = {"boxes", "labels", "scores"}
     if not (isinstance(output, list) and len(output) == 1 and isinstance(output[0], dict) and keys <= set(output[0])):
         raise UserError(f"model {name} is no detector: expected a dict of boxes, labels and scores for each image")
