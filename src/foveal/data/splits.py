@@ -15,29 +15,45 @@ from foveal.errors import UserError
 
 SPLITS = ("train", "val", "test")
 T = TypeVar("T")
+Cut = Callable[[Any, float, int, str], tuple[Any, Any]]
 
 
 # Images: the same part of every class --------------------------------------------
 
 
 def complete(
-    splits: dict[str, LabelledImages], val_fraction: float, test_fraction: float, seed: int
-) -> dict[str, LabelledImages]:
+    splits: Mapping[str, Any], val_fraction: float, test_fraction: float, seed: int, cut: Cut | None = None
+) -> dict[str, Any]:
     """Training, validation and test images from those splits that are official.
 
     Without an official ``test`` the official ``val`` is the test split, as in the papers that report on it, or, if
     there is none either, ``test_fraction`` of the training images. Without a ``val`` to choose models by,
     ``val_fraction`` of the training images become it; with 0 the test images do, as in some papers.
+
+    Args:
+        splits: :class:`~foveal.data.images.labelled.LabelledImages` by split, or what ``cut`` takes.
+        val_fraction: part of the training images for validation, or 0.
+        test_fraction: part of the training images for testing.
+        seed: of what is chosen.
+        cut: divides samples in two; by default the same fraction of every class.
     """
+    cut = cut or _cut
     train, val, test = (splits.get(split) for split in SPLITS)
     assert train is not None
     if test is None:
         val, test = None, val
     if test is None:
-        train, test = _cut(train, test_fraction, seed, "test")
+        train, test = cut(train, test_fraction, seed, "test")
     if val is None:
-        train, val = _cut(train, val_fraction, seed, "val") if val_fraction else (train, test)
+        train, val = cut(train, val_fraction, seed, "val") if val_fraction else (train, test)
     return {"train": train, "val": val, "test": test}
+
+
+def mapped(splits: Mapping[str, Any], function: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """``function(split, samples)`` of each; where validation and test are the same samples, they still are."""
+    test = function("test", splits["test"])
+    val = test if splits["val"] is splits["test"] else function("val", splits["val"])
+    return {"train": function("train", splits["train"]), "val": val, "test": test}
 
 
 def _cut(samples: LabelledImages, fraction: float, seed: int, split: str) -> tuple[LabelledImages, LabelledImages]:
@@ -93,16 +109,8 @@ class Divisible(Protocol):
 
 
 def divide(splits: Mapping[str, Any], val_fraction: float, test_fraction: float, seed: int) -> dict[str, Any]:
-    """Training, validation and test images from those splits that are official, as :func:`complete` does."""
-    train, val, test = (splits.get(split) for split in SPLITS)
-    assert train is not None
-    if test is None:
-        val, test = None, val
-    if test is None:
-        train, test = _part_of_all(train, test_fraction, seed, "test")
-    if val is None:
-        train, val = _part_of_all(train, val_fraction, seed, "val") if val_fraction else (train, test)
-    return {"train": train, "val": val, "test": test}
+    """:func:`complete` for images that have many labels each: any part of them is cut off."""
+    return complete(splits, val_fraction, test_fraction, seed, _part_of_all)
 
 
 def _part_of_all(samples: Divisible, fraction: float, seed: int, split: str) -> tuple[Any, Any]:

@@ -26,11 +26,12 @@ from foveal.data.check import check_files
 from foveal.data.images.boxed import BoxedImages, BoxFormat, BoxOptions, BoxSet, read_sized
 from foveal.data.images.boxes import BoxedFiles, Objects, Target
 from foveal.data.images.crops import CanvasBatches, canvases
+from foveal.data.images.format import described
 from foveal.data.images.labelled import WholeImages
 from foveal.data.images.masked import resized_to
 from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
-from foveal.data.splits import divide
+from foveal.data.splits import divide, mapped
 from foveal.errors import DataError, UserError, unknown
 
 __all__ = ["BoxData", "BoxFormat", "BoxOptions", "BoxSet", "register_boxes"]
@@ -101,7 +102,7 @@ class BoxData:
         self.splits["train"] = self._training(self.splits["train"])
         self.held = self._holds()
         if self.held:
-            self.splits = self._decode_all()
+            self.splits = mapped(self.splits, self._decode)
         self._on_device: dict[tuple[int, str], BoxedImages] = {}
 
     def _check_options(self) -> None:
@@ -132,13 +133,6 @@ class BoxData:
             return not files or bool(self.options.hold)
         sizes = (resized_to(size, self.options.short) for images in files.values() for size in images.sizes)
         return 3 * sum(width * height for width, height in sizes) < MOST_HELD
-
-    def _decode_all(self) -> dict[str, Any]:
-        """The splits as pixels; where validation and test are the same images, they still are."""
-        decoded = {split: self._decode(split, self.splits[split]) for split in ("train", "test")}
-        same = self.splits["val"] is self.splits["test"]
-        val = decoded["test"] if same else self._decode("val", self.splits["val"])
-        return {"train": decoded["train"], "val": val, "test": decoded["test"]}
 
     def _decode(self, split: str, images: BoxedFiles | BoxedImages) -> BoxedImages:
         """The files of a split as pixels, by way of the disk cache."""
@@ -180,21 +174,16 @@ class BoxData:
 
     def describe(self) -> str:
         """One line on what the data is."""
-        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
-        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
-        notes = [self.form.note] if self.form.note else []
-        if self.options.short:
-            notes.append(f"short side {self.options.short}")
-        if self.splits["val"] is self.splits["test"]:
-            notes.append("validation and test are the same images")
-        if self.official == ("train",):
-            notes.append("no official splits: divided at random")
-        elif "test" not in self.official:
-            notes.append("tested on the official validation images")
-        if absent := absent_classes(self.answers, self.splits["train"].objects):
-            listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-            notes.append(f"in no training image: {listed}")
-        return line + "".join(f"; {note}" for note in notes)
+        short, absent = self.options.short, absent_classes(self.answers, self.splits["train"].objects)
+        listed = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
+        return described(
+            self.form,
+            len(self.answers),
+            self.splits,
+            self.official,
+            first=[f"short side {short}"] if short else [],
+            last=[f"in no training image: {listed}"] if absent else [],
+        )
 
     def about(self) -> dict[str, Any]:
         """Names of the classes, and how an image becomes the model's input."""

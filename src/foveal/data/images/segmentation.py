@@ -21,6 +21,7 @@ from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
 from foveal.data.images.crops import CanvasBatches, MaskedImages, canvases, cropped, plain_views, random_views
+from foveal.data.images.format import described
 from foveal.data.images.masked import (
     MaskedFiles,
     SegmentFormat,
@@ -33,7 +34,7 @@ from foveal.data.images.masked import (
 from foveal.data.images.masks import IGNORED, palette
 from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
-from foveal.data.splits import divide
+from foveal.data.splits import divide, mapped
 from foveal.errors import UserError, unknown
 
 __all__ = ["MaskedFiles", "SegmentData", "SegmentFormat", "SegmentOptions", "SegmentSet", "register_segments"]
@@ -108,7 +109,7 @@ class SegmentData:
         )
         self.held = self._holds()
         if self.held:
-            self.splits = self._decode_all(self.splits)
+            self.splits = mapped(self.splits, self._decode)
         self._on_device: dict[tuple[int, str], MaskedImages] = {}
 
     def _check_options(self) -> None:
@@ -142,12 +143,6 @@ class SegmentData:
             return not files or bool(self.options.hold)
         height, width = size_of(files["train"].images[0], self.options.short)
         return 4 * height * width * sum(len(split) for split in files.values()) < MOST_HELD
-
-    def _decode_all(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """The splits as pixels; where validation and test are the same images, they still are."""
-        decoded = {split: self._decode(split, splits[split]) for split in ("train", "test")}
-        val = decoded["test"] if splits["val"] is splits["test"] else self._decode("val", splits["val"])
-        return {"train": decoded["train"], "val": val, "test": decoded["test"]}
 
     def _decode(self, split: str, files: MaskedFiles | MaskedImages) -> MaskedImages:
         """The files of a split as pixels, by way of the disk cache."""
@@ -185,20 +180,15 @@ class SegmentData:
 
     def describe(self) -> str:
         """One line on what the data is."""
-        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
-        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
-        notes = [self.form.note] if self.form.note else []
-        if self.options.short:
-            notes.append(f"short side {self.options.short}")
-        if self.splits["val"] is self.splits["test"]:
-            notes.append("validation and test are the same images")
-        if self.official == ("train",):
-            notes.append("no official splits: divided at random")
-        elif "test" not in self.official:
-            notes.append("tested on the official validation images")
-        if absent := self.absent_classes():
-            notes.append(f"in no training mask: {', '.join(absent)}")
-        return line + "".join(f"; {note}" for note in notes)
+        short, absent = self.options.short, self.absent_classes()
+        return described(
+            self.form,
+            len(self.answers),
+            self.splits,
+            self.official,
+            first=[f"short side {short}"] if short else [],
+            last=[f"in no training mask: {', '.join(absent)}"] if absent else [],
+        )
 
     def absent_classes(self) -> list[str]:
         """Classes that no training mask has; none if the masks are not held."""
