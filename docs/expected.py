@@ -9,6 +9,7 @@ from __future__ import annotations
 TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
     "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate"),
     "aw": ("aw/cifar10", "aw/table1"),
+    "detect": ("aw/table2-lite", "aw/table2", "spatial/detection-lite", "spatial/detection"),
     "icasc": (
         "icasc/confusion",
         "icasc/confusion-ablation",

@@ -143,9 +143,10 @@ def test_columns_are_those_that_reproduce_writes() -> None:
     from foveal.reproduce import summary
 
     assert all(f'"{column}": ' in Path(summary.__file__).read_text(encoding="utf-8") for column in HEADER.split(","))
-    measured = [result_tables.RESULTS / f"{paper}.csv" for paper in expected.TABLES]
-    for path in filter(Path.exists, measured):
-        assert path.read_text(encoding="utf-8").splitlines()[0] == HEADER
+    paths = [result_tables.RESULTS / f"{paper}.csv" for paper in expected.TABLES]
+    measured = [path for path in paths if path.exists()]  # what is not measured yet has no file
+    assert len(measured) >= 4
+    assert all(path.read_text(encoding="utf-8").splitlines()[0] == HEADER for path in measured)
 
 
 def test_accuracy_against_costs_and_the_papers_conclusions(tmp_path: Path) -> None:

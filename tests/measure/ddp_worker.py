@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torchmetrics import Metric
 
 from foveal.measure import (
     AttentionOverlap,
     AttentionPrecisionRecall,
     AveragePrecision,
+    BoxAP,
     EnergyInBox,
     InnerInLast,
     MeanIoU,
@@ -36,10 +38,11 @@ def metrics() -> dict[str, Metric]:
         "pointing": PointingGame(tolerance=1),
         "energy": EnergyInBox(),
         "iou": MeanIoU(4),
+        "boxes": BoxAP(2),
     }
 
 
-def samples() -> dict[str, tuple[Tensor, Tensor]]:
+def samples() -> dict[str, tuple[Any, Any]]:
     draw = torch.Generator().manual_seed(0)
     attention = torch.rand(SAMPLES, 6, 7, generator=draw)
     mask = torch.rand(SAMPLES, 6, 7, generator=draw) < 0.3
@@ -47,7 +50,15 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     scale = 0.5 + 2.5 * torch.rand(SAMPLES, generator=draw)
     scores = torch.rand(SAMPLES, 3, generator=draw)
     labels = torch.rand(SAMPLES, 3, generator=draw) < 0.3
+    corner = 40 * torch.rand(SAMPLES, 1, 2, generator=draw)
+    boxes = torch.cat([corner, corner + 20], 2)
+    found = [
+        {"boxes": box + 6 * shift, "labels": 1 + kind[:1].long(), "scores": shift[None]}
+        for box, shift, kind in zip(boxes, scores[:, 0], labels, strict=True)
+    ]
+    true = [{"boxes": box, "labels": torch.ones(1, dtype=torch.int64)} for box in boxes]
     return {
+        "boxes": (found, true),
         "strength": (attention, mask),
         "precision_recall": (attention, mask),
         "scale": (correct, scale),

@@ -20,6 +20,9 @@ RESULTS = sorted((Path(__file__).resolve().parents[2] / "results").glob("*.csv")
 TABLES = {  # rows and columns
     "aw/cifar10": (6, 1),
     "aw/table1": (17, 1),
+    "aw/table2": (6, 1),
+    "aw/table2-lite": (6, 1),
+    "demo/detect": (3, 0),
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
     "demo/segment": (3, 0),
@@ -48,6 +51,8 @@ TABLES = {  # rows and columns
     "spatial/camvid": (11, 1),
     "spatial/cityscapes": (7, 1),
     "spatial/cityscapes-small": (11, 1),
+    "spatial/detection": (6, 1),
+    "spatial/detection-lite": (5, 1),
     "spatial/rate": (4, 0),
     "spatial/segmentation": (11, 1),
 }
@@ -99,14 +104,14 @@ def test_models_take_the_options_that_recipes_give():
             assert not options, name
 
 
-def test_mechanisms_that_segmentation_inserts():
+def test_mechanisms_that_segmentation_and_detection_insert():
     """Every insertion of these tables, into the shallowest ResNet with the same stages."""
     from foveal.attention import mechanisms
     from foveal.models.build import build_model
 
     sections = {}
     for name in available():
-        if name.startswith(("demo/segment/", "spatial/")):
+        if name.startswith(("demo/segment/", "demo/detect/", "spatial/", "aw/table2")):
             section = {"options": {"layers": [1, 1, 1, 1]}, **load(name).model, "width": 8}
             section.pop("checkpoint", None)
             sections[str(section)] = section
@@ -179,7 +184,14 @@ def test_former_names():
 
 
 def test_every_cell_of_a_table_had_one_former_name():
-    new = ("demo/segment/", "fan/controls/", "hattnet/soft-rate/", "spatial/")  # tables that came later
+    new = (
+        "aw/table2",
+        "demo/detect/",
+        "demo/segment/",
+        "fan/controls/",
+        "hattnet/soft-rate/",
+        "spatial/",
+    )  # later ones
     cells = {name for name in available() if name != "demo/classify" and not name.startswith(new)}
     assert cells - set(former_names().values()) == set()
     assert len(set(former_names().values())) == len(former_names())
@@ -226,6 +238,15 @@ def test_published_numbers(row, table):
         assert raw["published"]["accuracy"] == pytest.approx(ACCURACY[row][i] / 100)
         strength = raw["published"].get("true_positive_strength")
         assert strength is None if row == "STN" else strength == pytest.approx(STRENGTH[row][i] / 100)
+
+
+def test_the_published_numbers_of_detection():
+    cells = {row: load(f"aw/table2/{row}").published for row in grids()["aw/table2"].rows}
+    assert cells["aw-se-fpn"] == {"box_ap": 0.3845, "box_ap50": 0.597, "box_ap75": 0.4186}
+    assert all(set(numbers) == {"box_ap", "box_ap50", "box_ap75"} for numbers in cells.values())
+    recipe = load("spatial/detection/deform-0010")
+    assert recipe.published == {"box_ap": 0.408}
+    assert (recipe.train.epochs, recipe.train.batch, recipe.optim.lr) == (12, 16, 0.02)
 
 
 def test_baselines_measure_class_attention_without_training_on_it():

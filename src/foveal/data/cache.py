@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -16,7 +17,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from foveal.errors import DataError
 from foveal.files import cache_folder
+
+
+def files_state(files: Iterable[Path]) -> str:
+    """A key that changes when one of the files does, by its size and time.
+
+    Raises:
+        DataError: if there is no such file.
+    """
+    state = hashlib.sha256()
+    for file in files:
+        try:
+            stat = os.stat(file)
+        except OSError as error:
+            raise DataError(f"{file}: no such file") from error
+        state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return state.hexdigest()
 
 
 def cached(name: str, key: dict[str, object], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,38 +15,50 @@ from foveal.errors import UserError
 
 SPLITS = ("train", "val", "test")
 T = TypeVar("T")
+Cut = Callable[[Any, float, int, str], tuple[Any, Any]]
 
 
 # Images: the same part of every class --------------------------------------------
 
 
 def complete(
-    splits: dict[str, LabelledImages], val_fraction: float, test_fraction: float, seed: int
-) -> dict[str, LabelledImages]:
+    splits: Mapping[str, Any], val_fraction: float, test_fraction: float, seed: int, cut: Cut | None = None
+) -> dict[str, Any]:
     """Training, validation and test images from those splits that are official.
 
     Without an official ``test`` the official ``val`` is the test split, as in the papers that report on it, or, if
     there is none either, ``test_fraction`` of the training images. Without a ``val`` to choose models by,
     ``val_fraction`` of the training images become it; with 0 the test images do, as in some papers.
+
+    Args:
+        splits: :class:`~foveal.data.images.labelled.LabelledImages` by split, or what ``cut`` takes.
+        val_fraction: part of the training images for validation, or 0.
+        test_fraction: part of the training images for testing.
+        seed: of what is chosen.
+        cut: divides samples in two; by default the same fraction of every class.
     """
+    cut = cut or _cut
     train, val, test = (splits.get(split) for split in SPLITS)
     assert train is not None
     if test is None:
         val, test = None, val
     if test is None:
-        train, test = _cut(train, test_fraction, seed, "test")
+        train, test = cut(train, test_fraction, seed, "test")
     if val is None:
-        train, val = _cut(train, val_fraction, seed, "val") if val_fraction else (train, test)
+        train, val = cut(train, val_fraction, seed, "val") if val_fraction else (train, test)
     return {"train": train, "val": val, "test": test}
+
+
+def mapped(splits: Mapping[str, Any], function: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """``function(split, samples)`` of each; where validation and test are the same samples, they still are."""
+    test = function("test", splits["test"])
+    val = test if splits["val"] is splits["test"] else function("val", splits["val"])
+    return {"train": function("train", splits["train"]), "val": val, "test": test}
 
 
 def _cut(samples: LabelledImages, fraction: float, seed: int, split: str) -> tuple[LabelledImages, LabelledImages]:
     chosen = part_of(samples, fraction, seed, SPLITS.index(split))
-    if not 0 < int(chosen.sum()) < len(samples):
-        raise UserError(
-            f"data.{split}_fraction={fraction}: {int(chosen.sum())} of {len(samples)} training images would be left "
-            f"for {split}; use another fraction or add images"
-        )
+    _check_part(int(chosen.sum()), len(samples), fraction, split)
     return samples.take(~chosen), samples.take(chosen)
 
 
@@ -82,6 +94,38 @@ def _shuffled(samples: LabelledImages, seed: int, stream: int) -> tuple[Tensor, 
     position = torch.empty(count, dtype=torch.int64)
     position[order] = torch.arange(count) - (sizes.cumsum(0) - sizes)[label[order]]
     return label, position
+
+
+# Images of which each has many labels: any part of them --------------------------
+
+
+class Divisible(Protocol):
+    """Samples of which some can be taken."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, chosen: Tensor) -> Any:
+        """Those with these numbers."""
+
+
+def divide(splits: Mapping[str, Any], val_fraction: float, test_fraction: float, seed: int) -> dict[str, Any]:
+    """:func:`complete` for images that have many labels each: any part of them is cut off."""
+    return complete(splits, val_fraction, test_fraction, seed, _part_of_all)
+
+
+def _part_of_all(samples: Divisible, fraction: float, seed: int, split: str) -> tuple[Any, Any]:
+    order = uniform(seed, SPLITS.index(split), torch.arange(len(samples))).argsort(stable=True)
+    count = round(fraction * len(samples))
+    _check_part(count, len(samples), fraction, split)
+    return samples.take(order[count:].sort().values), samples.take(order[:count].sort().values)
+
+
+def _check_part(count: int, images: int, fraction: float, split: str) -> None:
+    if not 0 < count < images:
+        raise UserError(
+            f"data.{split}_fraction={fraction}: {count} of {images} training images would be left for {split}; use "
+            "another fraction or add images"
+        )
 
 
 # Texts: streams of unknown length, divided one by one ------------------------------

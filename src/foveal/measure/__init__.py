@@ -16,6 +16,7 @@ from foveal.measure.average_precision import (
     label_map,
     weighted_average_precision,
 )
+from foveal.measure.box_ap import BoxAP, BoxScores, box_ap, box_scores
 from foveal.measure.center_mass import CenterMass, center_mass
 from foveal.measure.energy_in_box import EnergyInBox, energy_in_box
 from foveal.measure.info import MetricInfo, register_metric
@@ -33,6 +34,8 @@ __all__ = [
     "AttentionOverlap",
     "AttentionPrecisionRecall",
     "AveragePrecision",
+    "BoxAP",
+    "BoxScores",
     "CenterMass",
     "EnergyInBox",
     "InnerInLast",
@@ -49,7 +52,9 @@ __all__ = [
     "attention_overlap",
     "attention_precision_recall",
     "average_precision",
+    "box_ap",
     "box_mask",
+    "box_scores",
     "center_mass",
     "energy_in_box",
     "inner_in_last",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from foveal.see.draw.boxes import Found, boxes, detections
 from foveal.see.draw.class_maps import class_maps
 from foveal.see.draw.curves import precision_recall, scale_accuracy, training
 from foveal.see.draw.document import DocumentSamples, document
@@ -20,11 +21,14 @@ from foveal.see.draw.words import words
 
 __all__ = [
     "DocumentSamples",
+    "Found",
     "Samples",
     "TopClasses",
     "Tradeoff",
     "attended",
+    "boxes",
     "class_maps",
+    "detections",
     "document",
     "gates",
     "heatmap",

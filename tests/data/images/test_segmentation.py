@@ -11,6 +11,7 @@ from foveal.data import dataset
 from foveal.data.check import check
 from foveal.data.images.masked import resized_to, size_of
 from foveal.data.images.segmentation import SegmentOptions
+from foveal.data.splits import divide
 from foveal.errors import DataError, UserError
 
 CPU = torch.device("cpu")
@@ -101,7 +102,8 @@ def test_without_official_splits(folder, tmp_path):
 
 
 def build_files(source, split):
-    return source._divide(source.form.read(source.folder).splits)[split].images
+    found, options = source.form.read(source.folder), source.options
+    return divide(found.splits, source.val_fraction, options.test_fraction, options.seed)[split].images
 
 
 # What is wrong with files -----------------------------------------------------------

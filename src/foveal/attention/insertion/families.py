@@ -48,7 +48,8 @@ TOKENS = re.compile(
     "twins|(torchvision.)?vision_transformer(_relpos|_sam)?|volo|xcit"
 )
 BETWEEN = re.compile(r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embe?d|pre_logits|conv_head)(\.|$)")  # no blocks
-BACKBONES = ("backbone.body.", "backbone.")  # of detectors and segmenters: the rest is not what was pretrained
+COMPOSED = ("torchvision.detection", "torchvision.segmentation")  # networks with a backbone and heads
+BACKBONES = ("backbone.body", "backbone")  # of these: the rest is not what was pretrained
 INSIDE = re.compile("Squeeze|Excit|SE(?![a-z])")  # modules that are squeeze and excitation already
 
 
@@ -65,12 +66,33 @@ def family_of(model: nn.Module) -> str:
     return ""
 
 
+def pretrained_part(model: nn.Module) -> tuple[nn.Module, str]:
+    """The part of a detector or segmenter that is a classifier without its head, and the prefix of its layers' names.
+
+    Attention usually goes there; the model itself, and no prefix, for other networks.
+
+    >>> import torchvision
+    >>> detector = torchvision.models.get_model("fasterrcnn_resnet50_fpn", weights_backbone=None)
+    >>> pretrained_part(detector)[1]
+    'backbone.body.'
+    """
+    if family_of(model).startswith(COMPOSED):
+        modules = dict(model.named_modules())
+        for name in BACKBONES:
+            if name in modules:
+                return modules[name], f"{name}."
+    return model, ""
+
+
 def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list[str]:
     """Names of the layers that the mechanism ``name`` is usually put on.
 
     Raises:
         UserError: a network of tokens, which has no sensible place.
     """
+    part, prefix = pretrained_part(model)
+    if prefix:
+        return [prefix + site for site in usual_sites(part, name, mechanism)]
     family = family_of(model)
     if TOKENS.fullmatch(family) and not hasattr(getattr(model, "patch_embed", None), "backbone"):
         raise UserError(
@@ -81,9 +103,6 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
     if family in ENDS and at_ends and (ends := _ends(model, *ENDS[family])):
         return ends
     sites = mechanism.usual(model)
-    if family.startswith(("torchvision.detection", "torchvision.segmentation")):
-        inside = next((prefix for prefix in BACKBONES if any(site.startswith(prefix) for site in sites)), "")
-        return [site for site in sites if site.startswith(inside)]
     in_blocks = [site for site in sites if not BETWEEN.search(site.removeprefix("patch_embed.backbone."))]
     if family and sites and not in_blocks:
         raise UserError(

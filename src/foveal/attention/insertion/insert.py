@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from foveal.attention.insertion.attached import Attended, attach, attached_modules, attended_class, detach
-from foveal.attention.insertion.families import remark_on_its_own, usual_sites
+from foveal.attention.insertion.families import pretrained_part, remark_on_its_own, usual_sites
 from foveal.attention.insertion.layers import own_modules
 from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.insertion.registry import mechanism as look_up
@@ -218,7 +218,8 @@ def _inputs(
     if before and not issubclass(cls, Gate):
         raise UserError(f"before: {name!r} replaces a convolution and is not put before or after it; leave before out")
     if before is None:
-        return set(cls.usual_before(model)) if at is None else set()
+        part, prefix = pretrained_part(model)
+        return {prefix + site for site in cls.usual_before(part)} if at is None else set()
     return set(layers) if before else set()
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import torch
@@ -87,26 +88,43 @@ def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
     return pad_sequence(boxes, batch_first=True, padding_value=-1)
 
 
-def _objects(file: Path) -> Tensor:
-    """Class and box of every object of an image, (M, 5); pixels are counted from 1 there, and the last is inside."""
+class VocObject(NamedTuple):
+    """An object of an annotation file: number of its class, left, top, right, bottom, and whether it is difficult."""
+
+    label: int
+    box: tuple[float, float, float, float]
+    difficult: bool
+
+
+def read_annotation(file: Path) -> tuple[tuple[int, int], list[VocObject]]:
+    """Width and height of an image, and its objects; pixels are counted from 1 in the file, and the last is inside."""
     try:
         image = ElementTree.parse(file).getroot()
-        width, height = (float(image.findtext(f"size/{side}", "")) for side in ("width", "height"))
+        width, height = (int(image.findtext(f"size/{side}", "")) for side in ("width", "height"))
         objects = []
         for node in image.findall("object"):
             x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{end}", "")) for end in ("xmin", "ymin", "xmax", "ymax"))
             label = VOC_CLASSES.index(node.findtext("name", ""))
-            objects.append([label, *from_middle((x0 - 1, y0 - 1, x1, y1), width, height)])
-    except (OSError, ValueError, ZeroDivisionError, ElementTree.ParseError) as error:
+            objects.append(VocObject(label, (x0 - 1, y0 - 1, x1, y1), node.findtext("difficult", "0").strip() == "1"))
+    except (OSError, ValueError, ElementTree.ParseError) as error:
         raise DataError(f"{file} cannot be read as an annotation of VOC ({error}); get it again") from error
-    return torch.tensor(objects).view(-1, 5)
+    if min(width, height) < 1:
+        raise DataError(f"{file} says that its image has {width}×{height} pixels; get it again")
+    return (width, height), objects
 
 
-def _place(year: str, splits: tuple[str, ...], archives: str) -> Place:
+def _objects(file: Path) -> Tensor:
+    """Class and box of every object of an image, (M, 5), as in :class:`~foveal.data.images.labelled.ImageSet`."""
+    size, objects = read_annotation(file)
+    return torch.tensor([[thing.label, *from_middle(thing.box, *size)] for thing in objects]).view(-1, 5)
+
+
+def voc_place(year: str, splits: tuple[str, ...], archives: str, *more: str) -> Place:
+    """Where VOC lies; ``more`` names further files or folders that are needed."""
     lists = tuple(f"ImageSets/Main/{split}.txt" for split in splits)
     return Place(
         folders=(f"VOCdevkit/VOC{year}", f"VOC{year}"),
-        needs=(*lists, "JPEGImages"),
+        needs=(*lists, "JPEGImages", *more),
         how=f"{archives} from {SITE}/voc{year}/",
     )
 
@@ -117,7 +135,7 @@ register_images(
         "voc2012",
         "VOC 2012",
         read_voc,
-        _place("2012", ("train", "val"), "VOCtrainval_11-May-2012.tar"),
+        voc_place("2012", ("train", "val"), "VOCtrainval_11-May-2012.tar"),
     ),
     SUMMARY,
 )
@@ -126,7 +144,7 @@ register_images(
         "voc2007",
         "VOC 2007",
         read_voc2007,
-        _place("2007", SPLITS, "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"),
+        voc_place("2007", SPLITS, "VOCtrainval_06-Nov-2007.tar and VOCtest_06-Nov-2007.tar"),
     ),
     SUMMARY,
 )

@@ -8,7 +8,6 @@ memory.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,16 +18,16 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from foveal.data.batches import Batches, Collated, EpochBatches, epoch_seed
-from foveal.data.cache import cached
+from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
 from foveal.data.images.augment import resized, resized_masks, seeded, short_side, view, whole
-from foveal.data.images.format import Format, ImageOptions
+from foveal.data.images.format import Format, ImageOptions, described
 from foveal.data.images.held import HeldImages, decode
 from foveal.data.images.labelled import ImageSet, LabelledImages, WholeImages
 from foveal.data.images.reading import read_header, read_image
 from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
-from foveal.data.splits import complete, some_of_each
+from foveal.data.splits import complete, mapped, some_of_each
 from foveal.errors import DataError, UserError, unknown
 
 __all__ = ["Format", "ImageData", "ImageOptions", "check_images", "register_images"]
@@ -120,7 +119,7 @@ class ImageData:
         self._short = short_side(self.size) if files and self.augment != "small" else self.size
         self.splits = self._divide(images.splits)
         if files and self.held:  # only now, because each split is decoded as it is used
-            self.splits = self._decode_all(self.splits)
+            self.splits = mapped(self.splits, self._decode)
         self.multilabel = self.splits["train"].labels.ndim == 2
         self._on_device: dict[tuple[str, str], LabelledImages] = {}
 
@@ -145,23 +144,10 @@ class ImageData:
         small = self.augment not in CROPPED and 3 * self.size**2 * files < MOST_HELD
         return _or(self.options.hold, small)
 
-    def _decode_all(self, splits: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
-        """The splits as pixels; where validation and test are the same images, they still are."""
-        train, test = self._decode("train", splits["train"]), self._decode("test", splits["test"])
-        val = test if splits["val"] is splits["test"] else self._decode("val", splits["val"])
-        return {"train": train, "val": val, "test": test}
-
     def _decode(self, split: str, samples: LabelledImages) -> LabelledImages:
         """The image files of a split as pixels, by way of the disk cache: opening 50,000 files takes a while."""
-        state = hashlib.sha256()
-        for n in range(len(samples)):
-            file = samples.file(n)
-            try:
-                stat = file.stat()
-            except OSError as error:
-                raise DataError(f"{file}: no such image file") from error
-            state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
-        key: dict[str, object] = {"files": state.hexdigest(), "size": self.size, "small": self.augment == "small"}
+        files = files_state(samples.file(n) for n in range(len(samples)))
+        key: dict[str, object] = {"files": files, "size": self.size, "small": self.augment == "small"}
         seen_as: Callable[[Any], Tensor] = view(self.size, self.augment, self.flip, False)
         cropped = split == "train" and self.augment in CROPPED
         if cropped:
@@ -186,16 +172,8 @@ class ImageData:
 
     def describe(self) -> str:
         """One line on what the data is."""
-        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
-        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
-        notes = [self.form.note] if self.form.note else []
-        if self.splits["val"] is self.splits["test"]:
-            notes.append("validation and test are the same images")
-        if self.official == ("train",):
-            notes.append("no official splits: divided at random")
-        elif "test" not in self.official:
-            notes.append("tested on the official validation images")
-        return f"{line}, {self.size}×{self.size}" + "".join(f"; {note}" for note in notes)
+        size = f", {self.size}×{self.size}"
+        return described(self.form, len(self.answers), self.splits, self.official, size=size)
 
     def about(self) -> dict[str, Any]:
         """Names of the classes, and how an image becomes the model's input."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar
@@ -80,3 +80,36 @@ class Format(ImageFormat[ImageSet]):
 
     size: int = 224
     augment: Literal["none", "small", "crop", "large"] = "large"
+
+
+def described(
+    form: ImageFormat[Found],
+    classes: int,
+    splits: Mapping[str, Sized],
+    official: Collection[str],
+    *,
+    size: str = "",
+    first: Iterable[str] = (),
+    last: Iterable[str] = (),
+) -> str:
+    """One line on a dataset of images.
+
+    Args:
+        form: of its files.
+        classes: how many there are.
+        splits: the samples of ``train``, ``val`` and ``test``.
+        official: names of the splits that the files have.
+        size: of the images, if they have one.
+        first: remarks that stand before those on the splits.
+        last: remarks that stand behind them.
+    """
+    counts = " + ".join(f"{len(split):,}" for split in splits.values())
+    line = f"{form.title}, {classes} classes, {counts} images for training, validation and test{size}"
+    notes = [*filter(None, [form.note]), *first]
+    if splits["val"] is splits["test"]:
+        notes.append("validation and test are the same images")
+    if set(official) == {"train"}:
+        notes.append("no official splits: divided at random")
+    elif "test" not in official:
+        notes.append("tested on the official validation images")
+    return "; ".join([line, *notes, *last])

@@ -37,15 +37,19 @@ def read_header(path: Path) -> None:
         raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
 
 
-def read_image(path: Path) -> Image.Image:
+def read_image(path: Path, *, turn: bool = True) -> Image.Image:
     """Open an image file as RGB; 16-bit grey values and floats from 0 to 1 are scaled to 8 bits.
+
+    Args:
+        path: the file.
+        turn: turn and mirror the image as its EXIF orientation says.
 
     Raises:
         DataError: if the file is missing or damaged, or nothing says which of its values is white.
     """
     try:
         with Image.open(path) as opened:
-            image = ImageOps.exif_transpose(opened)
+            image = ImageOps.exif_transpose(opened) if turn else opened
             if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
                 return image.convert("RGB")
             pixels = np.asarray(image).astype(np.float64)

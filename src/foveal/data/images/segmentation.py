@@ -7,8 +7,6 @@ makes batches. Images are decoded once, kept in the cache, held on the training 
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,11 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from foveal.data._random import uniform
 from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
-from foveal.data.cache import cached
+from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
 from foveal.data.images.crops import CanvasBatches, MaskedImages, canvases, cropped, plain_views, random_views
+from foveal.data.images.format import described
 from foveal.data.images.masked import (
     MaskedFiles,
     SegmentFormat,
@@ -36,8 +34,8 @@ from foveal.data.images.masked import (
 from foveal.data.images.masks import IGNORED, palette
 from foveal.data.problems import Problem, Progress, collected, collecting
 from foveal.data.registry import Entry, register_data
-from foveal.data.splits import SPLITS
-from foveal.errors import DataError, UserError, unknown
+from foveal.data.splits import divide, mapped
+from foveal.errors import UserError, unknown
 
 __all__ = ["MaskedFiles", "SegmentData", "SegmentFormat", "SegmentOptions", "SegmentSet", "register_segments"]
 
@@ -106,10 +104,12 @@ class SegmentData:
         found = form.read(self.folder)  # what is missing stops here
         self.answers, self.read_mask, self.official = found.answers, found.read_mask, tuple(found.splits)
         self.colours = list(found.colours) or palette(len(self.answers))
-        self.splits: dict[str, MaskedFiles | MaskedImages] = self._divide(found.splits)
+        self.splits: dict[str, MaskedFiles | MaskedImages] = divide(
+            found.splits, self.val_fraction, options.test_fraction, options.seed
+        )
         self.held = self._holds()
         if self.held:
-            self.splits = self._decode_all(self.splits)
+            self.splits = mapped(self.splits, self._decode)
         self._on_device: dict[tuple[int, str], MaskedImages] = {}
 
     def _check_options(self) -> None:
@@ -132,27 +132,6 @@ class SegmentData:
 
     # Splits ------------------------------------------------------------------------
 
-    def _divide(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """Training, validation and test images from those splits that are official, as for classification."""
-        train, val, test = splits["train"], splits.get("val"), splits.get("test")
-        if test is None:
-            val, test = None, val
-        if test is None:
-            train, test = self._cut(train, self.options.test_fraction, "test")
-        if val is None:
-            train, val = self._cut(train, self.val_fraction, "val") if self.val_fraction else (train, test)
-        return {"train": train, "val": val, "test": test}
-
-    def _cut(self, files: MaskedFiles, fraction: float, split: str) -> tuple[MaskedFiles, MaskedFiles]:
-        order = uniform(self.options.seed, SPLITS.index(split), torch.arange(len(files))).argsort(stable=True)
-        count = round(fraction * len(files))
-        if not 0 < count < len(files):
-            raise UserError(
-                f"data.{split}_fraction={fraction}: {count} of {len(files)} training images would be left for {split}; "
-                "use another fraction or add images"
-            )
-        return files.take(order[count:].sort().values), files.take(order[:count].sort().values)
-
     def _files(self) -> dict[str, MaskedFiles]:
         return {split: files for split, files in self.splits.items() if isinstance(files, MaskedFiles)}
 
@@ -165,25 +144,13 @@ class SegmentData:
         height, width = size_of(files["train"].images[0], self.options.short)
         return 4 * height * width * sum(len(split) for split in files.values()) < MOST_HELD
 
-    def _decode_all(self, splits: dict[str, Any]) -> dict[str, Any]:
-        """The splits as pixels; where validation and test are the same images, they still are."""
-        decoded = {split: self._decode(split, splits[split]) for split in ("train", "test")}
-        val = decoded["test"] if splits["val"] is splits["test"] else self._decode("val", splits["val"])
-        return {"train": decoded["train"], "val": val, "test": decoded["test"]}
-
     def _decode(self, split: str, files: MaskedFiles | MaskedImages) -> MaskedImages:
         """The files of a split as pixels, by way of the disk cache."""
         if isinstance(files, MaskedImages):
             return files
-        state = hashlib.sha256()
-        for file in (*files.images, *files.masks):
-            try:
-                stat = os.stat(file)
-            except OSError as error:
-                raise DataError(f"{file}: no such file") from error
-            state.update(f"{file}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        state = files_state((*files.images, *files.masks))
         classes = {"classes": self.answers, "colours": self.colours}
-        key: dict[str, object] = {"files": state.hexdigest(), "short": self.options.short, **classes}
+        key: dict[str, object] = {"files": state, "short": self.options.short, **classes}
 
         def make() -> dict[str, Tensor]:
             batches = Batches(
@@ -213,20 +180,15 @@ class SegmentData:
 
     def describe(self) -> str:
         """One line on what the data is."""
-        sizes = " + ".join(f"{len(split):,}" for split in self.splits.values())
-        line = f"{self.form.title}, {len(self.answers)} classes, {sizes} images for training, validation and test"
-        notes = [self.form.note] if self.form.note else []
-        if self.options.short:
-            notes.append(f"short side {self.options.short}")
-        if self.splits["val"] is self.splits["test"]:
-            notes.append("validation and test are the same images")
-        if self.official == ("train",):
-            notes.append("no official splits: divided at random")
-        elif "test" not in self.official:
-            notes.append("tested on the official validation images")
-        if absent := self.absent_classes():
-            notes.append(f"in no training mask: {', '.join(absent)}")
-        return line + "".join(f"; {note}" for note in notes)
+        short, absent = self.options.short, self.absent_classes()
+        return described(
+            self.form,
+            len(self.answers),
+            self.splits,
+            self.official,
+            first=[f"short side {short}"] if short else [],
+            last=[f"in no training mask: {', '.join(absent)}"] if absent else [],
+        )
 
     def absent_classes(self) -> list[str]:
         """Classes that no training mask has; none if the masks are not held."""

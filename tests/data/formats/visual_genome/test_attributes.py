@@ -179,8 +179,8 @@ def test_sizes(genome):
 
 def test_annotations_are_parsed_once_until_they_change(broken, monkeypatch):
     opened = []
-    read = annotations._read_json
-    monkeypatch.setattr(annotations, "_read_json", lambda path: opened.append(path.name) or read(path))
+    read = annotations.read_list
+    monkeypatch.setattr(annotations, "read_list", lambda path: opened.append(path.name) or read(path))
     before = sorted(os.listdir(broken))
     parts = [load(broken, split) for split in ("train", "val", "test")]
     parts[2].prior()

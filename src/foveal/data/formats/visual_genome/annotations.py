@@ -6,7 +6,6 @@ Releases differ: 1.2 and later call an image ``image_id`` and an object's classe
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from foveal.data.formats._json import read_json
 from foveal.data.problems import collected
 from foveal.errors import DataError
 
@@ -122,7 +122,7 @@ def parse_index(root: Path, min_count: int) -> Index:
             f"{root / FILES[0]} has no object class with an attribute that both appear more than {min_count} times; "
             "lower min_count for a subset of Visual Genome"
         )
-    return Index(queries, answers, samples, _image_sizes(root, {s.image for s in samples}))
+    return Index(queries, answers, samples, image_sizes(root, {s.image for s in samples}))
 
 
 def _annotations(root: Path) -> Iterator[Annotation]:
@@ -130,12 +130,12 @@ def _annotations(root: Path) -> Iterator[Annotation]:
     path, extra = root / "attributes.json", root / "objects.json"
     by_id: dict[Any, dict[str, Any]] | None = None
     for image, node in _nodes(path):
-        name, box = _name(node), _box(node)
+        name, box = name_of(node), box_of(node)
         if not name or box is None:
             if by_id is None:
                 by_id = _objects(extra) if extra.exists() else {}
-            other = by_id.get(_object_id(node), {})
-            name, box = name or _name(other), box or _box(other)
+            other = by_id.get(object_id(node), {})
+            name, box = name or name_of(other), box or box_of(other)
         if name:
             attributes = (clean(a) for a in node.get("attributes") or ())
             yield Annotation(image, name, tuple(dict.fromkeys(a for a in attributes if a)), box)
@@ -143,11 +143,11 @@ def _annotations(root: Path) -> Iterator[Annotation]:
 
 def _nodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The image and the JSON object of every object of attributes.json."""
-    for number, entry in enumerate(_read_json(path)):
+    for number, entry in enumerate(read_list(path)):
         nodes: list[Any] = []
         with collected():
-            image = _field(entry, ("image_id", "id"), int, path, number)
-            nodes = _field(entry, ("attributes",), list, path, number)
+            image = field_of(entry, ("image_id", "id"), int, path, number)
+            nodes = field_of(entry, ("attributes",), list, path, number)
         for node in nodes:
             if isinstance(node, dict):
                 yield image, node
@@ -159,34 +159,38 @@ def _nodes(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _objects(path: Path) -> dict[Any, dict[str, Any]]:
     """The objects of objects.json by id."""
     return {
-        _object_id(node): node
-        for number, entry in enumerate(_read_json(path))
-        for node in _field(entry, ("objects",), list, path, number)
+        object_id(node): node
+        for number, entry in enumerate(read_list(path))
+        for node in field_of(entry, ("objects",), list, path, number)
     }
 
 
-def _object_id(node: dict[str, Any]) -> Any:
+def object_id(node: dict[str, Any]) -> Any:
+    """Id of an object."""
     return node.get("object_id", node.get("id"))
 
 
-def _name(node: dict[str, Any]) -> str:
+def name_of(node: dict[str, Any]) -> str:
+    """First name of an object, which is its class; empty if it has none."""
     names = node.get("names") or node.get("object_names") or [""]
     return clean(names[0] if isinstance(names, list) else names)
 
 
-def _box(node: dict[str, Any]) -> Box | None:
+def box_of(node: dict[str, Any]) -> Box | None:
+    """Box of an object, if it has one."""
     w, h = node.get("w", node.get("width")), node.get("h", node.get("height"))
     x, y = node.get("x"), node.get("y")
     return (x, y, w, h) if all(isinstance(side, int | float) for side in (x, y, w, h)) else None  # type: ignore[return-value]
 
 
-def _image_sizes(root: Path, images: set[int]) -> dict[int, tuple[int, int]]:
+def image_sizes(root: Path, images: set[int]) -> dict[int, tuple[int, int]]:
+    """Width and height of each of ``images``, from image_data.json."""
     path, sizes = root / "image_data.json", {}
-    for number, entry in enumerate(_read_json(path)):
+    for number, entry in enumerate(read_list(path)):
         with collected():
-            image = _field(entry, ("image_id", "id"), int, path, number)
+            image = field_of(entry, ("image_id", "id"), int, path, number)
             if image in images:
-                sizes[image] = tuple(_field(entry, (side,), int, path, number) for side in ("width", "height"))
+                sizes[image] = tuple(field_of(entry, (side,), int, path, number) for side in ("width", "height"))
     absent = sorted(images - sizes.keys())
     for image in absent:
         with collected():
@@ -197,27 +201,12 @@ def _image_sizes(root: Path, images: set[int]) -> dict[int, tuple[int, int]]:
     return sizes
 
 
-def _read_json(path: Path) -> list[Any]:
+def read_list(path: Path) -> list[Any]:
     """The list in a JSON file."""
-    get = f"get {path.name}.zip from {SITE} and unpack it there"
-    try:
-        with path.open(encoding="utf-8") as file:
-            content = json.load(file)
-    except FileNotFoundError as error:
-        raise DataError(f"the Visual Genome file {path} is missing; {get}") from error
-    except json.JSONDecodeError as error:
-        position = f"line {error.lineno}, column {error.colno}"
-        raise DataError(
-            f"{path} is not valid JSON ({error.msg}: {position}); it may be cut short, {get} again"
-        ) from error
-    except (UnicodeDecodeError, OSError) as error:
-        raise DataError(f"cannot read {path} ({error}); {get} again") from error
-    if not isinstance(content, list):
-        raise DataError(f"{path} must hold a list with one entry per image, got {type(content).__name__}; {get} again")
-    return content
+    return read_json(path, list, f"get {path.name}.zip from {SITE} and unpack it there")
 
 
-def _field(entry: Any, keys: Sequence[str], kind: type, path: Path, number: int) -> Any:
+def field_of(entry: Any, keys: Sequence[str], kind: type, path: Path, number: int) -> Any:
     """The value under the first of ``keys`` that ``entry`` has with the right type."""
     for key in keys:
         if isinstance(entry, dict) and isinstance(entry.get(key), kind):

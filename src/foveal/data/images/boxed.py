@@ -1,0 +1,110 @@
+"""How images with boxes are read, what is usual with them, and the options of a recipe's ``data`` section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from foveal.data.images.boxes import BoxedFiles, Objects
+from foveal.data.images.format import ImageFormat
+from foveal.data.images.labelled import WholeImages
+from foveal.data.images.reading import read_image
+from foveal.errors import DataError
+
+
+@dataclass(frozen=True)
+class BoxOptions:
+    """The ``data`` section of a recipe; null stands for what is usual with the dataset.
+
+    Attributes:
+        folder: folder with the files, below the data folder or absolute.
+        short: short side to which all images and boxes are brought when they are read; null leaves them as they are.
+            The sizes that the model sees are its own, ``model.min_size``.
+        flip: whether every other training image is mirrored.
+        empty: whether to train on images without any object as well.
+        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
+            choose by the test images, as some papers do.
+        test_fraction: part of the images to test on, where the dataset has no official splits at all.
+        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        workers: processes that read images, in each training process; 0 to read in the training process itself.
+        hold: decode all images once, keep them in the cache, and train from the device's memory; null: if they take
+            less than 4 GB.
+    """
+
+    folder: str | None = None
+    short: int | None = None
+    flip: bool | None = None
+    empty: bool = True
+    val_fraction: float | None = None
+    test_fraction: float = 0.2
+    seed: int = 0
+    workers: int = 2
+    hold: bool | None = None
+
+
+@dataclass(frozen=True)
+class BoxedImages:
+    """Images in memory and what is in them.
+
+    Attributes:
+        images: the images.
+        objects: of each, in pixels of ``images``.
+    """
+
+    images: WholeImages
+    objects: Objects
+
+    def __len__(self) -> int:
+        return len(self.objects)
+
+    def take(self, chosen: Tensor) -> BoxedImages:
+        """Those with these numbers."""
+        numbers = chosen.tolist()
+        counts = self.images.size.prod(1)
+        parts = [self.images.pixels[int(self.images.first[n]) :][: int(counts[n])] for n in numbers]
+        return BoxedImages(WholeImages.of(torch.cat(parts), self.images.size[chosen]), self.objects.take(numbers))
+
+
+@dataclass(frozen=True)
+class BoxSet:
+    """What a reader finds in the folder of a dataset.
+
+    Attributes:
+        answers: names of the classes; the first has label 1.
+        splits: files of ``train`` and of other official splits; or images in memory.
+        scenes: names of the classes of whole images, if they have one.
+    """
+
+    answers: list[str]
+    splits: dict[str, BoxedFiles] | dict[str, BoxedImages]
+    scenes: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class BoxFormat(ImageFormat[BoxSet]):
+    """A format of images with boxes."""
+
+
+def read_sized(file: Path, size: tuple[int, int]) -> Image.Image:
+    """An image as large as its annotations say.
+
+    A photograph whose EXIF orientation says so is turned, unless its annotations have the sides of the file as it is:
+    then its boxes are those of the file as it is.
+
+    Args:
+        file: the image.
+        size: width and height that the boxes refer to.
+    """
+    image = read_image(file)
+    if image.size != size and image.size == size[::-1]:
+        image = read_image(file, turn=False)
+    if image.size != size:
+        raise DataError(
+            f"{file} has {image.width}×{image.height} pixels and its boxes are for {size[0]}×{size[1]}; get the image "
+            "that was annotated, or correct the size in the annotations"
+        )
+    return image

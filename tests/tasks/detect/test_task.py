@@ -1,0 +1,249 @@
+"""Detection through whole runs: training, resuming, testing again, predicting, the report."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from readhtml import read
+from tiny import tiny_recipe
+from torch import nn
+
+from foveal.data.embedded import companions
+from foveal.errors import UserError
+from foveal.measure import box_scores
+from foveal.recipe import load
+from foveal.see import report
+from foveal.tasks import evaluate, fit, load_model
+from foveal.tasks.base import make_task
+from foveal.tasks.detect.samples import Sample, packed, unpacked
+from foveal.tasks.prediction import predict
+from foveal.tasks.train import _build_source, build_source
+
+TINY = """
+version: 2
+task: detect
+title: tiny
+data: {name: companions}
+model:
+  name: detector
+  backbone: resnet18
+  options: {layers: [1, 1, 1, 1], channels: [8, 8, 16, 16], stem_type: deep, stem_width: 8}
+  features: [2, 3]
+  width: 16
+  hidden: 32
+  anchors: [[20], [28], [40]]
+  min_size: [64, 80]
+  max_size: 112
+  candidates: 60
+  proposals_train: 20
+  proposals_test: 15
+  regions: 12
+  insert: {mechanism: se, at: "backbone.fpn.*_blocks.*.0", before: true}
+optim: {name: adamw, lr: 0.01, schedule: onecycle}
+train: {epochs: 2, batch: 8, eval_batch: 6, accelerator: cpu}
+"""
+CPU = torch.device("cpu")
+COUNTS = {"train": 48, "val": 6, "test": 10}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_companions():
+    """Few pictures, painted once."""
+    pictures = {split: companions.generate(split, count) for split, count in COUNTS.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companions, "COUNTS", COUNTS)
+        patch.setattr(companions, "cached", lambda name, key, make: pictures[key["split"]])
+        _build_source.cache_clear()
+        yield
+    _build_source.cache_clear()
+
+
+class Run:
+    def __init__(self, folder, *changes):
+        folder.mkdir(exist_ok=True)
+        self.out = folder / "run"
+        self.recipe = tiny_recipe(folder, *changes, text=TINY)
+        self.result = fit(self.recipe, self.out, progress=False)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return Run(tmp_path_factory.mktemp("detect"))
+
+
+@torch.no_grad()
+def found_and_true(run):
+    """Detections and targets of the test images, one by one."""
+    model, _ = load_model(run.out)
+    found, true = [], []
+    for batch in build_source(run.recipe).loader("test", 1, device=CPU):
+        found += model([image / 255 for image in batch["image"]])
+        true += batch["target"]
+    return found, true
+
+
+def test_the_scores_are_those_of_the_saved_weights(run):
+    expected = box_scores(*found_and_true(run), classes=15)
+    metrics = run.result["metrics"]
+    assert set(metrics) == {"box_ap", "box_ap50", "box_ap75", "box_ap_small", "box_ap_medium", "box_ap_large"}
+    assert metrics["box_ap"] == pytest.approx(expected.ap, abs=1e-4)
+    assert metrics["box_ap50"] == pytest.approx(expected.ap50, abs=1e-4)
+    assert metrics["box_ap_large"] is None
+    assert list(run.result["parts"]["box_ap"])[-1] == "triangle"
+    assert evaluate(run.out)["metrics"] == metrics
+
+
+def test_it_learns_all_losses(run):
+    rows = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    names = {"train/classifier", "train/box_reg", "train/objectness", "train/rpn_box_reg", "train/loss"}
+    assert names <= rows[0].keys()
+    assert rows[1]["train/loss"] < rows[0]["train/loss"]
+
+
+def test_samples(run):
+    from foveal.runs import RunFolder
+
+    stored = RunFolder(run.out).tensors("samples.safetensors")
+    samples = unpacked(stored.tensors)
+    assert 1 < len(samples) <= 12
+    source = build_source(run.recipe)
+    first = next(iter(source.loader("test", 6, device=CPU)))
+    assert torch.equal(samples[0].image, first["image"][0])
+    assert torch.equal(samples[0].true.boxes, first["target"][0]["boxes"])
+    again = unpacked(packed(samples))
+    assert all(torch.equal(a.found.boxes, b.found.boxes) for a, b in zip(samples, again, strict=True))
+
+
+def test_a_large_sample_is_made_smaller():
+    target = {
+        "boxes": torch.tensor([[100.0, 50, 800, 400]]),
+        "labels": torch.tensor([2]),
+        "iscrowd": torch.tensor([False]),
+    }
+    found = {"boxes": target["boxes"], "labels": target["labels"], "scores": torch.tensor([0.9])}
+    sample = Sample.of(torch.zeros(3, 480, 960, dtype=torch.uint8), found, target)
+    assert sample.image.shape == (3, 240, 480)
+    assert sample.true.boxes.tolist() == sample.found.boxes.tolist() == [[50, 25, 400, 200]]
+
+
+def test_predict(run, tmp_path):
+    """A photograph of any size: boxes are in its own pixels."""
+    file = tmp_path / "photo.png"
+    Image.new("RGB", (200, 120), (40, 60, 90)).save(file)
+    prediction = predict(run.out, file, score=0.0, most=3)
+    assert prediction.stem == "photo-detected"
+    objects = prediction.data["models"]["tiny"]
+    assert prediction.data["size"] == [120, 200]
+    assert len(objects) <= 3
+    assert [one["score"] for one in objects] == sorted((one["score"] for one in objects), reverse=True)
+    for one in objects:
+        assert one["class"] in prediction.data["classes"]
+        assert 0 <= one["box"][0] <= one["box"][2] <= 200
+        assert 0 <= one["box"][1] <= one["box"][3] <= 120
+    json.dumps(prediction.data)
+    sure = predict(run.out, file, score=1.0)
+    assert sure.data["models"]["tiny"] == []
+    assert "--score lowers it" in sure.lines["tiny"][0]
+    for options, message in (({"score": 2.0}, "--score 2"), ({"most": 0}, "--most 0")):
+        with pytest.raises(UserError, match=message):
+            predict(run.out, file, **options)
+    with pytest.raises(UserError, match="leave 'cat' out"):
+        predict(run.out, file, "cat")
+
+
+def test_the_report(run):
+    page = read(report(run.out).read_text(encoding="utf-8"))
+    assert "What they find" in page.text
+    assert "tiny reached an AP of" in page.text
+    assert "AP50, %" in page.text
+
+
+def test_resumed_as_if_never_stopped(run, tmp_path):
+    half = Run(tmp_path / "half", "train.epochs=1", "optim.schedule=constant")
+    whole = Run(tmp_path / "whole", "optim.schedule=constant")
+    recipe = replace(half.recipe, train=replace(half.recipe.train, epochs=2))
+    for name in ("result.json", "weights.safetensors"):
+        (half.out / name).unlink()
+    (half.out / "recipe.yaml").write_text(recipe.dump())
+    resumed = fit(recipe, half.out, progress=False)
+    assert resumed["metrics"] == whole.result["metrics"]
+
+
+class Boxes(nn.Module):
+    """Says the same of every image; a model of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, images, targets=None):
+        if self.training:
+            return {"loss_classifier": self.weight**2}
+        found = {"boxes": torch.tensor([[1.0, 1, 9, 9]]), "labels": torch.tensor([1]), "scores": torch.tensor([0.5])}
+        return [found for _ in images]
+
+
+def test_a_model_of_ones_own(run):
+    source = build_source(run.recipe)
+    task = make_task(run.recipe, source, Boxes())
+    batch = next(iter(source.loader("train", 4, device=CPU)))
+    total, losses = task.train().weighed(batch)
+    assert list(losses) == ["classifier"]
+    assert float(total.detach()) == 1
+    assert task.batch_size(batch) == 4
+
+
+def test_compiled_parts(run, monkeypatch):
+    """Backbone and head of regions are compiled, the rest is not."""
+    recipe = replace(run.recipe, train=replace(run.recipe.train, compile=True))
+    task, compiled = make_task(recipe, build_source(recipe)), []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: compiled.append(type(self).__name__))
+    task.on_fit_start()
+    assert compiled == ["PyramidBackbone", "TwoMLPHead"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["model={name: resnet18}"], "model resnet18 is no detector"),
+        (["data={name: digits}"], "needs images with boxes"),
+        (["loss.weights={clasifier: 2}"], "classifier"),
+        (["model.num_classes=4"], "comes from the data"),
+    ],
+)
+def test_bad_recipes(tmp_path, changes, message):
+    recipe = tiny_recipe(tmp_path, text=TINY)
+    if changes[0].startswith("model={"):
+        recipe = replace(recipe, model={"name": "resnet18"})
+    elif changes[0].startswith("data={"):
+        recipe = replace(recipe, data={"name": "digits"})
+    else:
+        recipe = tiny_recipe(tmp_path, *changes, text=TINY)
+    with pytest.raises(UserError, match=message):
+        make_task(recipe, build_source(recipe))
+
+
+def test_a_detector_of_torchvision_by_its_name(run):
+    recipe = replace(run.recipe, model={"name": "fasterrcnn_mobilenet_v3_large_320_fpn"})
+    with torch.device("meta"):
+        from foveal.models.build import build_model
+
+        model = build_model(recipe.model, {"num_classes": 16})
+    assert model.roi_heads.box_predictor.cls_score.out_features == 16
+
+
+@pytest.mark.slow
+def test_the_demo_learns(tmp_path):
+    """A part of the demo's pictures and epochs: far above chance."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companions, "COUNTS", {"train": 120, "val": 10, "test": 30})
+        patch.setattr(companions, "cached", lambda name, key, make: make())
+        _build_source.cache_clear()
+        recipe = load("demo/detect/plain", ["train.epochs=8", "train.batch=8", "train.select=last"])
+        result = fit(recipe, tmp_path / "run", progress=False)
+    _build_source.cache_clear()
+    assert result["metrics"]["box_ap50"] > 0.1
