@@ -5,7 +5,7 @@ from foveal.supervise.mask import mask_loss
 from foveal.supervise.registry import register_attention_loss
 from foveal.supervise.separability import attention_mask, confusing_class, consistency, separability
 from foveal.supervise.sharpen import Sharpen
-from foveal.supervise.targets import Tag, object_pairs, relation_pairs, semantic_table, word_pairs
+from foveal.supervise.targets import Tag, object_pairs, object_relations, relation_pairs, semantic_table, word_pairs
 
 __all__ = [
     "Sharpen",
@@ -17,6 +17,7 @@ __all__ = [
     "consistency",
     "mask_loss",
     "object_pairs",
+    "object_relations",
     "register_attention_loss",
     "relation_pairs",
     "semantic_table",
