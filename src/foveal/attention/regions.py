@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from foveal.attention.focused import FocusedAttention
-from foveal.attention.insertion.layers import channels_of
+from foveal.attention.insertion.layers import channels_of, own_modules
 from foveal.attention.insertion.registry import Gate, Start, Tap, check_start, register_mechanism
 from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import AttentionRecord
@@ -145,7 +145,8 @@ class FocusedRegions(FocusedAttention, Gate):
     @classmethod
     def serves(cls, layer: nn.Module) -> str | None:
         """A box head: anything that ends with a layer of known width."""
-        return None if _width(layer) is not None else "its number of output channels is not known; choose the box head"
+        known = head_channels(layer) is not None
+        return None if known else "its number of output channels is not known; choose the box head"
 
     @classmethod
     def usual(cls, model: nn.Module) -> list[str]:
@@ -157,7 +158,7 @@ class FocusedRegions(FocusedAttention, Gate):
     @classmethod
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
         """Build it for the width of the box head."""
-        channels = _width(layer)
+        channels = head_channels(layer)
         assert channels is not None
         return cls(channels, start=start, **options)
 
@@ -224,9 +225,8 @@ class FocusedRegions(FocusedAttention, Gate):
         return noted
 
 
-def _width(head: nn.Module) -> int | None:
-    """Channels that the last layer of a box head puts out, or None."""
-    widths = [
-        module.out_features if isinstance(module, nn.Linear) else channels_of(module) for module in head.modules()
-    ]
+def head_channels(head: nn.Module) -> int | None:
+    """Channels that the last layer of a box head puts out, or None if its layers do not tell."""
+    layers = [head, *(module for _, module in own_modules(head))]
+    widths = [layer.out_features if isinstance(layer, nn.Linear) else channels_of(layer) for layer in layers]
     return next((width for width in reversed(widths) if width is not None), None)

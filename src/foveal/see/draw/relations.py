@@ -15,9 +15,9 @@ from torch import Tensor
 from torchvision.ops import box_iou, nms
 
 from foveal.errors import UserError
-from foveal.see.draw._panels import side_by_side
 from foveal.see.draw._type import FINE, INK, PAPER, font, readable, shade, width
 from foveal.see.draw.overlay import Picture, plain
+from foveal.see.draw.segmentation import _side_by_side
 
 REFERENCE = (20, 110, 215)  # colour of the region that attends
 Rectangle = tuple[float, float, float, float]
@@ -65,7 +65,7 @@ def relations(
         title: _panel(picture, *_checked(*values), reference, names, top, overlap, size)
         for title, values in models.items()
     }
-    return side_by_side(panels, size) if isinstance(boxes, Mapping) else panels[""]
+    return _side_by_side(panels, size) if isinstance(boxes, Mapping) else panels[""]
 
 
 def _models(

@@ -9,11 +9,10 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from foveal.errors import UserError
-from foveal.see.draw._panels import GAP, LETTERS, side_by_side
-from foveal.see.draw._type import INK, MUTED, PAPER, font, width
+from foveal.see.draw._type import INK, MUTED, PAPER, font, lines, width
 from foveal.see.draw.overlay import _picture, _pixels
 
-SWATCH = 12  # pixels
+GAP, SWATCH, LETTERS = 10, 12, 12  # pixels
 LEAST_SHARE = 0.001  # of the pixels of a picture, for a class to be in the legend
 
 
@@ -82,7 +81,7 @@ def segmentation(
     pictures |= {title: painted(image, values, colours, alpha=alpha) for title, values in labels.items()}
     pictures |= panels or {}
     classes = torch.cat([values.detach().cpu().flatten().long() for values in labels.values()])
-    row = side_by_side(pictures, size)
+    row = _side_by_side(pictures, size)
     return _below(row, legend(_present(classes, len(names)), names, colours, row.width))
 
 
@@ -91,6 +90,28 @@ def _present(classes: Tensor, count: int) -> list[int]:
     classes = classes[(classes >= 0) & (classes < count)]
     shares = classes.bincount(minlength=count) / max(1, len(classes))
     return (shares >= LEAST_SHARE).nonzero()[:, 0].tolist()
+
+
+def _side_by_side(pictures: Mapping[str, Image.Image], size: int) -> Image.Image:
+    face = font(LETTERS, bold=True)
+    largest = max(max(picture.size) for picture in pictures.values())
+    shown = {
+        title: picture.resize(
+            (max(1, round(picture.width * size / largest)), max(1, round(picture.height * size / largest)))
+        )
+        for title, picture in pictures.items()
+    }
+    titles = {title: lines(title, face, picture.width) for title, picture in shown.items()}
+    head = GAP + (LETTERS + 4) * max(map(len, titles.values()))
+    across = GAP + sum(picture.width + GAP for picture in shown.values())
+    row = Image.new("RGB", (across, head + max(picture.height for picture in shown.values()) + GAP), PAPER)
+    draw, left = ImageDraw.Draw(row), GAP
+    for title, picture in shown.items():
+        for number, line in enumerate(titles[title]):
+            draw.text((left, GAP // 2 + number * (LETTERS + 4)), line, INK, face)
+        row.paste(picture, (left, head))
+        left += picture.width + GAP
+    return row
 
 
 def legend(classes: Sequence[int], names: Sequence[str], colours: Sequence[str], across: int) -> Image.Image:
