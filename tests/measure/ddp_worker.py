@@ -16,6 +16,7 @@ from foveal.measure import (
     InnerInLast,
     MeanIoU,
     PointingGame,
+    RelationRecall,
     ScaleAccuracy,
     TruePositiveStrength,
     WeightedAveragePrecision,
@@ -36,10 +37,11 @@ def metrics() -> dict[str, Metric]:
         "pointing": PointingGame(tolerance=1),
         "energy": EnergyInBox(),
         "iou": MeanIoU(4),
+        "relations": RelationRecall(k=(1, 3, 30)),
     }
 
 
-def samples() -> dict[str, tuple[Tensor, Tensor]]:
+def samples() -> dict[str, tuple[Tensor, ...]]:
     draw = torch.Generator().manual_seed(0)
     attention = torch.rand(SAMPLES, 6, 7, generator=draw)
     mask = torch.rand(SAMPLES, 6, 7, generator=draw) < 0.3
@@ -47,6 +49,8 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     scale = 0.5 + 2.5 * torch.rand(SAMPLES, generator=draw)
     scores = torch.rand(SAMPLES, 3, generator=draw)
     labels = torch.rand(SAMPLES, 3, generator=draw) < 0.3
+    boxes = torch.rand(SAMPLES, 6, 4, generator=draw) + torch.tensor([0.0, 0, 1, 1])
+    related = torch.randint(-1, 6, (SAMPLES, 3, 2), generator=draw)
     return {
         "strength": (attention, mask),
         "precision_recall": (attention, mask),
@@ -58,6 +62,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         "pointing": (attention, mask),
         "energy": (attention, mask),
         "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
+        "relations": (attention[..., :6], boxes, boxes.flip(1), related),
     }
 
 
@@ -65,9 +70,9 @@ def measure(share: slice) -> dict[str, object]:
     """Value of every metric over ``share`` of the samples, in two updates."""
     values = {}
     for name, metric in metrics().items():
-        first, second = (part[share] for part in samples()[name])
-        metric.update(first[:4], second[:4])
-        metric.update(first[4:], second[4:])
+        parts = [part[share] for part in samples()[name]]
+        metric.update(*(part[:4] for part in parts))
+        metric.update(*(part[4:] for part in parts))
         value = metric.compute()
         values[name] = tuple(value) if isinstance(value, tuple) else value
     return values

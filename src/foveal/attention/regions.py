@@ -215,7 +215,9 @@ class FocusedRegions(FocusedAttention, Gate):
             aggregated, _ = super().forward(padded, mask, need_logits=False)
         finally:
             self._regions = None
-        return aggregated.flatten(0, 1) if mask is None else aggregated[mask]
+        if mask is None:
+            return aggregated.flatten(0, 1)
+        return torch.cat([one[:count] for one, count in zip(aggregated, counts, strict=True)])  # a GPU need not wait
 
     def _noted(self, rows: Tensor, columns: Tensor, mask: Tensor | None, **options: Any) -> DotProduct:
         assert self._regions is not None

@@ -119,7 +119,7 @@ def test_prediction_and_report_show_relations(place, run):
     assert prediction.picture is not None
     page = foveal.see.report(run).read_text(encoding="utf-8")
     assert "What regions attend to" in page
-    assert page.count('alt="what a region attends to"') == 8
+    assert page.count('alt="what a region attends to in scene"') == 6
 
 
 def test_weights_from_a_file(place):
@@ -161,13 +161,7 @@ def test_a_detector_from_a_run(place):
         (["model.detector.folder=nowhere"], "nowhere"),
         (["model.num_classes=3"], "comes from the data"),
         (["model.pol=mean"], "pool"),
-        (
-            (
-                ["data={name: mref, digits: embedded, triples: [6, 2, 2], canvas: 30}"],
-                "task scene needs labelled images",
-            ),
-            "task scene needs labelled images",
-        ),
+        (["data={name: mref, digits: embedded, triples: [6, 2, 2], canvas: 30}"], "task scene needs labelled images"),
     ],
 )
 def test_bad_recipes(place, changes, message, tmp_path):

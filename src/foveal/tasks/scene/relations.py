@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from markupsafe import Markup
 from torch import Tensor, nn
 
 from foveal.attention import RegionGraph, region_graphs, relationship_proposals, watch
@@ -16,13 +17,14 @@ from foveal.data.images.reading import read_image
 from foveal.models.scene import SceneNet
 from foveal.runs import Stored
 from foveal.see import relations
-from foveal.see.page import Section, cards, picture
+from foveal.see.page import Section, cards, figure, picture
 from foveal.tasks.answers import pixels
 from foveal.tasks.classify.prediction import predict as predict_class
 from foveal.tasks.prediction import Prediction, Trained, titles
 
 KEPT = 60  # regions of a sample that are kept: those that the reference attends to most
 BOXES, WEIGHTS = "relation.boxes", "relation.weights"
+LIMIT, SIZE = 6, 300  # images of a report, and pixels of each
 
 
 def scene_graphs(model: nn.Module, images: Sequence[Tensor]) -> list[RegionGraph]:
@@ -66,20 +68,19 @@ def relations_section(samples: Mapping[str, Stored]) -> list[Section]:
     have = {name: stored.tensors for name, stored in samples.items() if BOXES in stored.tensors}
     if not have:
         return []
-    first = next(iter(have.values()))
+    first = next(stored for name, stored in samples.items() if name in have)
+    names = first.about.get("answers", [])
     items = []
-    for n, image in enumerate(first["image"]):
-        drawn = relations(
-            image,
-            {name: tensors[BOXES][n] for name, tensors in have.items()},
-            {name: tensors[WEIGHTS][n] for name, tensors in have.items()},
-            reference=0,
-            size=300,
-        )
-        items.append(("", picture(drawn, "what a region attends to")))
+    for n, label in enumerate(first.tensors["label"][:LIMIT].tolist()):
+        shown = []
+        for name, tensors in have.items():
+            drawn = relations(tensors["image"][n], tensors[BOXES][n], tensors[WEIGHTS][n], reference=0, size=SIZE)
+            shown.append(figure(picture(drawn, f"what a region attends to in {name}", SIZE), name))
+        title = names[label] if isinstance(label, int) else f"test image {n + 1}"
+        items.append((title, Markup("").join(shown)))
     intro = (
-        "For each test image and model, the region with the strongest relationship (blue) and the regions that it "
-        "attends to most (orange), with their weights."
+        "For each model, the region with the strongest relationship (blue) and the regions that it attends to most "
+        "(orange), with their weights."
     )
     return [Section("What regions attend to", cards(items), intro=intro)]
 
