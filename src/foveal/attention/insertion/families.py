@@ -71,6 +71,8 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
     Raises:
         UserError: a network of tokens, which has no sensible place.
     """
+    if not mechanism.in_backbone:
+        return mechanism.usual(model)
     family = family_of(model)
     if TOKENS.fullmatch(family) and not hasattr(getattr(model, "patch_embed", None), "backbone"):
         raise UserError(
