@@ -49,7 +49,7 @@ def samples() -> dict[str, tuple[Tensor, ...]]:
     scale = 0.5 + 2.5 * torch.rand(SAMPLES, generator=draw)
     scores = torch.rand(SAMPLES, 3, generator=draw)
     labels = torch.rand(SAMPLES, 3, generator=draw) < 0.3
-    boxes = torch.rand(SAMPLES, 6, 4, generator=draw) + torch.tensor([0.0, 0, 1, 1])
+    regions = torch.rand(SAMPLES, 6, 4, generator=draw) + torch.tensor([0.0, 0, 1, 1])
     related = torch.randint(-1, 6, (SAMPLES, 3, 2), generator=draw)
     return {
         "strength": (attention, mask),
@@ -62,7 +62,7 @@ def samples() -> dict[str, tuple[Tensor, ...]]:
         "pointing": (attention, mask),
         "energy": (attention, mask),
         "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
-        "relations": (attention[..., :6], boxes, boxes.flip(1), related),
+        "relations": (attention[..., :6], regions, regions.flip(1), related),
     }
 
 

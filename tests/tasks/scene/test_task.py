@@ -161,7 +161,8 @@ def test_a_detector_from_a_run(place):
         (["model.detector.folder=nowhere"], "nowhere"),
         (["model.num_classes=3"], "comes from the data"),
         (["model.pol=mean"], "pool"),
-        (["data={name: mref, digits: embedded, triples: [6, 2, 2], canvas: 30}"], "task scene needs labelled images"),
+        (["loss.sharpen={}"], "is for task classify"),
+        (["data={name: mref, digits: embedded, triples: [6, 2, 2]}"], "task scene needs labelled images"),
     ],
 )
 def test_bad_recipes(place, changes, message, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from foveal.tasks.classify.task import Classify, ClassifySource
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.scene.detector import load_detector, rebuild_detector
+from foveal.tasks.scene.options import SceneLoss, SceneMeasure
 from foveal.tasks.scene.relations import sample_relations
 from foveal.typed import check_options
 
@@ -38,6 +39,7 @@ class Scene(Classify):
     """
 
     summary = "an image; its scene, from the whole and from the regions of a trained detector"
+    sections: ClassVar[Mapping[str, type]] = {"loss": SceneLoss, "measure": SceneMeasure}
 
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if model is None and isinstance(source, ClassifySource):
