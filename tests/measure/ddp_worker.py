@@ -18,6 +18,7 @@ from foveal.measure import (
     InnerInLast,
     MeanIoU,
     PointingGame,
+    RelationRecall,
     ScaleAccuracy,
     TruePositiveStrength,
     WeightedAveragePrecision,
@@ -39,10 +40,11 @@ def metrics() -> dict[str, Metric]:
         "energy": EnergyInBox(),
         "iou": MeanIoU(4),
         "boxes": BoxAP(2),
+        "relations": RelationRecall(k=(1, 3, 30)),
     }
 
 
-def samples() -> dict[str, tuple[Any, Any]]:
+def samples() -> dict[str, tuple[Any, ...]]:
     draw = torch.Generator().manual_seed(0)
     attention = torch.rand(SAMPLES, 6, 7, generator=draw)
     mask = torch.rand(SAMPLES, 6, 7, generator=draw) < 0.3
@@ -57,6 +59,8 @@ def samples() -> dict[str, tuple[Any, Any]]:
         for box, shift, kind in zip(boxes, scores[:, 0], labels, strict=True)
     ]
     true = [{"boxes": box, "labels": torch.ones(1, dtype=torch.int64)} for box in boxes]
+    regions = torch.rand(SAMPLES, 6, 4, generator=draw) + torch.tensor([0.0, 0, 1, 1])
+    related = torch.randint(-1, 6, (SAMPLES, 3, 2), generator=draw)
     return {
         "boxes": (found, true),
         "strength": (attention, mask),
@@ -69,6 +73,7 @@ def samples() -> dict[str, tuple[Any, Any]]:
         "pointing": (attention, mask),
         "energy": (attention, mask),
         "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
+        "relations": (attention[..., :6], regions, regions.flip(1), related),
     }
 
 
@@ -76,9 +81,9 @@ def measure(share: slice) -> dict[str, object]:
     """Value of every metric over ``share`` of the samples, in two updates."""
     values = {}
     for name, metric in metrics().items():
-        first, second = (part[share] for part in samples()[name])
-        metric.update(first[:4], second[:4])
-        metric.update(first[4:], second[4:])
+        parts = [part[share] for part in samples()[name]]
+        metric.update(*(part[:4] for part in parts))
+        metric.update(*(part[4:] for part in parts))
         value = metric.compute()
         values[name] = tuple(value) if isinstance(value, tuple) else value
     return values

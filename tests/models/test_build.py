@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from small_detector import small_detector
 
 import foveal
 from foveal.errors import UserError
@@ -137,3 +138,14 @@ def test_where_a_checkpoint_is_looked_for(tmp_path, monkeypatch):
     assert find_checkpoint(str(tmp_path / "data" / "a.safetensors"), None).is_file()
     with pytest.raises(UserError, match=rf"b\.safetensors or {tmp_path}/data/b\.safetensors"):
         find_checkpoint("b.safetensors", tmp_path / "data")
+
+
+def test_a_mechanism_of_the_heads_goes_into_the_heads():
+    model = small_detector()
+    insert_all(model, ["se", {"mechanism": "focused", "key_channels": 8}])
+    attached = [name for name, _ in model.named_modules() if re.search(r"\.attached\.\w+$", name)]
+    assert [name for name in attached if name.endswith("focused")] == [
+        "roi_heads.box_roi_pool.attached.focused",
+        "roi_heads.box_head.attached.focused",
+    ]
+    assert all(name.startswith("backbone.") for name in attached if name.endswith(".se"))

@@ -14,6 +14,8 @@ from foveal.attention.progressive import ProgressiveGate
 from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import Attends, AttentionRecord, LazyValues
 from foveal.attention.records.watch import watch
+from foveal.attention.regions import FocusedRegions, RegionGraph, region_graphs
+from foveal.attention.relationships import Relationships, relationship_proposals
 from foveal.attention.se import SqueezeExcite
 from foveal.attention.spatial import SpatialAttention
 
@@ -28,12 +30,15 @@ __all__ = [
     "DynamicConv1d",
     "DynamicConv2d",
     "FocusedAttention",
+    "FocusedRegions",
     "Gate",
     "Insertion",
     "Kernel",
     "KernelAttention",
     "LazyValues",
     "ProgressiveGate",
+    "RegionGraph",
+    "Relationships",
     "Site",
     "SpatialAttention",
     "SqueezeExcite",
@@ -42,7 +47,9 @@ __all__ = [
     "insert",
     "mechanisms",
     "reattach",
+    "region_graphs",
     "register_mechanism",
+    "relationship_proposals",
     "sites",
     "watch",
 ]

@@ -12,6 +12,8 @@ several heads, each aggregates its own slice of the channels, and the mean of th
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -123,7 +125,10 @@ class FocusedAttention(Attends):
         if self.heads == 1:
             rows, columns = rows.squeeze(-3), columns.squeeze(-3)
         scale, several = self.key_channels**-0.5, self.heads > 1
-        self.note(DotProduct(rows, columns, mask, scale=scale, heads=several, mean_heads=several))
+        self.note(self._noted(rows, columns, mask, scale=scale, heads=several, mean_heads=several))
+
+    def _noted(self, rows: Tensor, columns: Tensor, mask: Tensor | None, **options: Any) -> DotProduct:
+        return DotProduct(rows, columns, mask, **options)
 
     def _split(self, side: Tensor) -> Tensor:
         """(..., N, heads · d) to (..., heads, N, d)."""

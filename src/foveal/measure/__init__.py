@@ -25,6 +25,7 @@ from foveal.measure.maps import attention_map
 from foveal.measure.mean_iou import MeanIoU, mean_iou
 from foveal.measure.pointing_game import PointingGame, pointing_game
 from foveal.measure.regions import box_mask
+from foveal.measure.relation_recall import RelationRecall, relation_recall
 from foveal.measure.scale_accuracy import ScaleAccuracy, scale_accuracy
 from foveal.measure.true_positive_strength import TruePositiveStrength, true_positive_strength
 from foveal.measure.word_importance import word_importance
@@ -43,6 +44,7 @@ __all__ = [
     "MeanIoU",
     "MetricInfo",
     "PointingGame",
+    "RelationRecall",
     "ScaleAccuracy",
     "Split",
     "TruePositiveStrength",
@@ -62,6 +64,7 @@ __all__ = [
     "mean_iou",
     "pointing_game",
     "register_metric",
+    "relation_recall",
     "scale_accuracy",
     "true_positive_strength",
     "weighted_average_precision",

@@ -1,6 +1,6 @@
 """Whole networks built from attention modules, registered with timm as well."""
 
-from foveal.models import attribute, aw, cifar, detector, document, reference, segmenter
+from foveal.models import attribute, aw, cifar, detector, document, reference, scene, segmenter
 from foveal.models.registry import create_model, list_models, register
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "list_models",
     "reference",
     "register",
+    "scene",
     "segmenter",
 ]

@@ -11,6 +11,7 @@ from torch import nn
 
 from foveal.attention import insert
 from foveal.attention.insertion.families import pretrained_part
+from foveal.attention.insertion.registry import mechanism as look_up
 from foveal.errors import UserError, unknown
 from foveal.models.registry import accepts, any_model, list_models
 from foveal.models.weights import start_from
@@ -87,11 +88,11 @@ def insert_all(model: nn.Module, section: Any) -> None:
         at = settings.get("at")
         if not (at is None or isinstance(at, str) or (isinstance(at, list) and all(isinstance(a, str) for a in at))):
             raise UserError(f"{key}.at: expected a glob on layer names or a list of them, got {at!r}")
-        # The usual sites of a network with heads of its own are those of its backbone; insert knows those of detectors.
-        backbone = None if pretrained_part(model)[1] else getattr(model, "backbone", None)
-        part = backbone if at is None and isinstance(backbone, nn.Module) else model
+        backbone = getattr(model, "backbone", None)
         try:
-            insert(part, **settings)
+            # The usual sites of a network with heads of its own are those of its backbone; insert knows a detector's.
+            usual = at is None and look_up(settings["mechanism"]).in_backbone and not pretrained_part(model)[1]
+            insert(backbone if usual and isinstance(backbone, nn.Module) else model, **settings)
         except (UserError, TypeError) as error:
             raise UserError(f"{key}: {error}") from error
 

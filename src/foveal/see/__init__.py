@@ -14,6 +14,7 @@ from foveal.see.draw.overlay import attended, heatmap, overlay
 from foveal.see.draw.pairs import pairs
 from foveal.see.draw.pareto import Tradeoff, pareto, tradeoffs
 from foveal.see.draw.query import query, query_maps, sampling
+from foveal.see.draw.relations import relations
 from foveal.see.draw.samples import Samples
 from foveal.see.draw.segmentation import painted, segmentation
 from foveal.see.draw.top_classes import TopClasses, top_classes
@@ -39,6 +40,7 @@ __all__ = [
     "precision_recall",
     "query",
     "query_maps",
+    "relations",
     "report",
     "sampling",
     "scale_accuracy",

@@ -3,9 +3,10 @@
 from foveal.supervise.center_mass import center_mass, center_mass_loss
 from foveal.supervise.mask import mask_loss
 from foveal.supervise.registry import register_attention_loss
+from foveal.supervise.relations import region_pairs, relation_loss
 from foveal.supervise.separability import attention_mask, confusing_class, consistency, separability
 from foveal.supervise.sharpen import Sharpen
-from foveal.supervise.targets import Tag, object_pairs, relation_pairs, semantic_table, word_pairs
+from foveal.supervise.targets import Tag, object_pairs, object_relations, relation_pairs, semantic_table, word_pairs
 
 __all__ = [
     "Sharpen",
@@ -17,7 +18,10 @@ __all__ = [
     "consistency",
     "mask_loss",
     "object_pairs",
+    "object_relations",
+    "region_pairs",
     "register_attention_loss",
+    "relation_loss",
     "relation_pairs",
     "semantic_table",
     "separability",

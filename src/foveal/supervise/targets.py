@@ -113,17 +113,17 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Intersection over union of boxes (..., N, 4) and (..., M, 4) as x1, y1, x2, y2; 0 for boxes without area.
+    """Intersection over union of boxes (..., N, 4) and (..., M, 4) as x1, y1, x2, y2.
 
     Returns:
-        (..., N, M). Unlike torchvision's it takes batches and has no NaN.
+        (..., N, M), 0 for boxes without area or with NaN. Unlike torchvision's it takes batches and has no NaN.
     """
     a, b = a[..., :, None, :], b[..., None, :, :]
     sides = (torch.minimum(a[..., 2:], b[..., 2:]) - torch.maximum(a[..., :2], b[..., :2])).clamp_min(0)
     intersection = sides.prod(-1)
     areas = ((x[..., 2:] - x[..., :2]).clamp_min(0).prod(-1) for x in (a, b))
     union = sum(areas) - intersection
-    return intersection / union.masked_fill(union <= 0, 1)
+    return (intersection / union.masked_fill(union <= 0, 1)).nan_to_num(0, 0, 0)
 
 
 def assign(proposals: Tensor, boxes: Tensor, iou: float = 0.5, present: Tensor | None = None) -> Tensor:
@@ -194,6 +194,29 @@ def object_pairs(
         label = labels.gather(-1, shows.clamp_min(0))
         pairs &= label[..., :, None] != label[..., None, :]
     return pairs
+
+
+def object_relations(labels: Tensor, kind: ObjectKind = "category") -> Tensor:
+    """The relations of weak labels: all pairs of objects, or those of different categories, without order.
+
+    Args:
+        labels: int (M,), the categories of an image's objects.
+        kind: as in :func:`object_pairs`.
+
+    Returns:
+        int64 (R, 2), rows of the objects, the lower one first; for :func:`foveal.measure.relation_recall` with
+        ``ordered=False``.
+
+    >>> object_relations(torch.tensor([3, 5, 3]))
+    tensor([[0, 1],
+            [1, 2]])
+    """
+    if kind not in ("category", "instance"):
+        raise unknown("kind of object pairs", str(kind), ("category", "instance"))
+    if labels.ndim != 1:
+        raise UserError(f"labels must be (M,), one for each object of an image, got {tuple(labels.shape)}")
+    pairs = torch.triu_indices(len(labels), len(labels), 1, device=labels.device).T
+    return pairs if kind == "instance" else pairs[labels[pairs[:, 0]] != labels[pairs[:, 1]]]
 
 
 def relation_pairs(

@@ -44,6 +44,7 @@ QUIET = (  # warnings of Lightning's for people who write Trainer code
     ".*`isinstance.treespec.*",
     ".*Checkpoint directory.*",
     ".*smaller than the logging interval.*",
+    r".*module\(s\) in eval mode.*",  # frozen parts
 )
 
 
@@ -366,7 +367,7 @@ def evaluate(
     return result
 
 
-def _at_the_same_sites(recipe: Recipe, about: Mapping[str, Any]) -> Recipe:
+def at_the_same_sites(recipe: Recipe, about: Mapping[str, Any]) -> Recipe:
     """The recipe with the sites at which attention was inserted in training, whatever is usual today."""
     entries = recipe.model.get("insert", [])
     names = [entry if isinstance(entry, str) else entry["mechanism"] for entry in _listed(entries)]
@@ -390,7 +391,7 @@ def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
     recipe = complete(folder.recipe())
     stored = _weights(folder)
     about = {key: value for key, value in stored.about.items() if key != "inserted"}
-    model = find_task(recipe.task).rebuild(_at_the_same_sites(recipe, stored.about), about)
+    model = find_task(recipe.task).rebuild(at_the_same_sites(recipe, stored.about), about)
     try:
         model.load_state_dict(stored.tensors)
     except RuntimeError as error:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from foveal.attention.insertion.registry import TORCHSCRIPT, Gate, Kernel, Mechanism
+from foveal.attention.insertion.registry import TORCHSCRIPT, Gate, Kernel, Mechanism, Tap
 from foveal.errors import UserError
 
 
@@ -23,6 +23,8 @@ class Attended:
         kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
         gates = [module for module in self.attached.values() if isinstance(module, Gate)]
         before = [gate for gate in gates if gate.before]
+        for tap in [module for module in self.attached.values() if isinstance(module, Tap)]:
+            tap.take(*args, **kwargs)
         try:
             if kernels or before:
                 (maps,) = [_check_batch(self, x) for x in (*args, *kwargs.values())]
@@ -58,6 +60,12 @@ def _check_batch(layer: Any, maps: Tensor) -> Tensor:
     return maps
 
 
+def plain_forward(layer: nn.Module, *args: Any) -> Any:
+    """What ``layer`` computes without the attention that may be attached to it."""
+    plain = getattr(type(layer), "_plain", None)
+    return layer(*args) if plain is None else plain.forward(layer, *args)
+
+
 _CLASSES: dict[type, type] = {}
 
 
@@ -80,7 +88,7 @@ def attached_modules(layer: nn.Module) -> dict[str, nn.Module]:
     return dict(attached) if isinstance(attached, nn.ModuleDict) else {}
 
 
-def attach(layer: nn.Module, site: str, key: str, module: Mechanism) -> None:
+def attach(layer: nn.Module, site: str, key: str, module: Mechanism | Tap) -> None:
     """Attach ``module`` under ``key`` to ``layer``, which is called ``site`` in its model."""
     module.site = site
     if isinstance(layer, Attended):

@@ -90,6 +90,8 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
     Raises:
         UserError: a network of tokens, which has no sensible place.
     """
+    if not mechanism.in_backbone:
+        return mechanism.usual(model)
     part, prefix = pretrained_part(model)
     if prefix:
         return [prefix + site for site in usual_sites(part, name, mechanism)]

@@ -14,7 +14,7 @@ import fnmatch
 import inspect
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, get_type_hints
 
 import torch
@@ -118,7 +118,7 @@ class Insertion:
         model: nn.Module,
         layers: dict[str, nn.Module],
         keys: dict[str, str],
-        modules: dict[str, Mechanism],
+        modules: Collection[nn.Module],
     ) -> None:
         self.mechanism = name
         self.sites = list(layers)
@@ -128,7 +128,7 @@ class Insertion:
     def eject(self) -> None:
         """Take it out again: the module tree is as before, with the weights as they are now."""
         # Also from layers other than those it was put on: they may have been replaced and lost their children.
-        inserted = set(self._inserted.values())
+        inserted = set(self._inserted)
         everywhere = dict.fromkeys([*self._layers.values(), *self._model.modules()])
         holders = [layer for layer in everywhere if inserted.intersection(attached_modules(layer).values())]
         for layer in holders:
@@ -140,11 +140,11 @@ class Insertion:
                 )
         for layer in holders:
             detach(layer, inserted)
-        self._layers, self._inserted = {}, {}
+        self._layers, self._inserted = {}, ()
 
     def parameters(self) -> list[nn.Parameter]:
         """The inserted parameters, for an optimiser of their own."""
-        return [parameter for module in self._inserted.values() for parameter in module.parameters()]
+        return [parameter for module in self._inserted for parameter in module.parameters()]
 
     def __repr__(self) -> str:
         return f"Insertion({self.mechanism!r} at {len(self.sites)} sites)"
@@ -195,8 +195,9 @@ def insert(
         site: _build(cls, layer, site, start, options | ({"before": True} if site in inputs else {}))
         for site, layer in layers.items()
     }
+    taps = {name: (keys[site], tap) for site in layers for name, tap in modules[site].beside(model, site).items()}
     reference = next(model.parameters(), None)
-    done = Insertion(mechanism, model, layers, keys, modules)
+    done = Insertion(mechanism, model, layers, keys, [*modules.values(), *(tap for _, tap in taps.values())])
     try:
         for site, layer in layers.items():
             parameter = next(layer.parameters(), reference)
@@ -205,6 +206,8 @@ def insert(
             modules[site].train(layer.training)
             modules[site].before = site in inputs
             attach(layer, site, keys[site], modules[site])
+        for name, (key, tap) in taps.items():
+            attach(model.get_submodule(name), name, key, tap)
     except BaseException:
         done.eject()
         raise

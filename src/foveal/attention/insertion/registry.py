@@ -49,6 +49,20 @@ NO_MAPS = (
 """Layers of tokens, sequences and volumes."""
 
 
+class Tap(nn.Module):
+    """Sees the arguments of the layer it is attached to, for a mechanism on another layer; without parameters.
+
+    Attributes:
+        site: name of the layer.
+    """
+
+    site: str = ""
+
+    def take(self, *args: Any, **kwargs: Any) -> None:
+        """Called with the layer's arguments before the layer runs."""
+        raise TypeError(f"{type(self).__name__} does not define take(...)")
+
+
 class Mechanism(Attends):
     """Base of everything that :func:`foveal.insert` can put on a layer.
 
@@ -57,12 +71,14 @@ class Mechanism(Attends):
         before: whether it attends to the layer's input instead of its output.
         settings: start and options that it was inserted with.
         filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
+        in_backbone: whether its usual place in a detector or segmenter is the backbone.
     """
 
     site: str = ""
     before: bool = False
     settings: Mapping[str, Any] = MappingProxyType({})
     filled: tuple[str, ...] = ()
+    in_backbone: bool = True
 
     @classmethod
     def serves(cls, layer: nn.Module) -> str | None:
@@ -83,6 +99,10 @@ class Mechanism(Attends):
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:
         """Build it for ``layer``."""
         raise TypeError(f"{cls.__name__} does not define for_layer(layer, start=..., **options)")
+
+    def beside(self, model: nn.Module, site: str) -> dict[str, Tap]:
+        """What must be attached to other layers of ``model``, by their names, when this is put on ``site``."""
+        return {}
 
 
 class Gate(Mechanism):

@@ -65,7 +65,8 @@ class Classify(Task):
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, ClassifySource):
             raise UserError(
-                f"task classify needs labelled images; for data.name={source.name} use another task, such as task=refer"
+                f"task {self.name} needs labelled images; for data.name={source.name} use another task, such as "
+                "task=refer"
             )
         recipe = complete(recipe)
         classes = count_classes(source)
