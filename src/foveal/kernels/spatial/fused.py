@@ -8,6 +8,9 @@ All four terms are inner products of a column for the query with a column for th
   keys: these numbers are the query's columns, and a key has a one in the column of its own x and zeros elsewhere; the
   same along y. The first key of each axis is the reference that others are relative to, and needs no column.
 - A range adds a large negative number to the same columns.
+- In a sequence the x part alone needs a column for every key. Where the codes of positions have fewer numbers than there
+  are keys, their numbers are the columns instead (:mod:`foveal.kernels.spatial.waves`).
+- Padding is one more column: a large negative number for keys that are none.
 
 So a query has d + (w' − 1) + (h' − 1) columns, filled up to a multiple of eight: 128 for a 97×97 map with 256 channels,
 8 heads and keys at every second position. Memory is linear in the number of queries.
@@ -30,7 +33,7 @@ FAR = -1e4  # energy of a key out of range: finite in half precision, and its we
 WIDEST = 256  # columns that flash attention can have
 
 
-def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Tensor:
+def attend(factors: Factors, values: Tensor, *, widen: bool | None = None, dropout: float = 0.0) -> Tensor:
     """Attention by one call of ``scaled_dot_product_attention``.
 
     Args:
@@ -38,6 +41,7 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
         values: V x, (B, h', w', M, d).
         widen: give the values as many columns as the keys, which flash attention requires, on a CPU as well. Otherwise
             the memory-efficient kernel runs on a GPU. By default where flash attention can have them.
+        dropout: probability that a weight is dropped.
 
     Returns:
         (B, h, w, M, d).
@@ -50,7 +54,9 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
     v = values.flatten(1, 2).transpose(1, 2)
     v = F.pad(v, (0, (width if widen else _eights(v.shape[-1])) - v.shape[-1]))
     with nullcontext() if first_order_suffices() else sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
-        gathered = F.scaled_dot_product_attention(q, k, v, scale=factors.scale)
+        gathered = F.scaled_dot_product_attention(
+            q, k, v, scale=factors.scale, dropout_p=dropout, is_causal=factors.causal
+        )
     return gathered[..., : values.shape[-1]].transpose(1, 2).unflatten(1, factors.size[:2])
 
 
@@ -89,6 +95,16 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
     sought = f.query if f.terms[1] == "1" else None  # what position is compared with, beside the bias
     if sought is not None and f.position_bias is not None:
         sought = sought + f.position_bias.to(dtype)
+    if f.waves is not None:
+        against = f.position_bias if sought is None else sought
+        assert against is not None
+        waves = f.waves.of_queries(against)
+        of_query.append(waves.to(dtype).expand(batch, h, w, heads, -1))
+        of_key.append(f.waves.keys.to(dtype)[:, None].expand(batch, h_keys, w_keys, heads, -1))
+    if f.valid is not None:
+        of_query.append(values.new_ones(()).expand(batch, h, w, heads, 1))
+        far = torch.where(f.valid, 0.0, FAR).to(dtype)
+        of_key.append(far.view(batch, h_keys, w_keys, 1, 1).expand(-1, -1, -1, heads, -1))
     x, y = _axis(f, sought, f.across, f.near_x, "w", dtype), _axis(f, sought, f.down, f.near_y, "h", dtype)
     for part in (x, y):
         if part is not None:
@@ -98,9 +114,11 @@ def columns(factors: Factors, values: Tensor) -> tuple[Tensor, Tensor]:
     if empty:
         of_query.append(values.new_zeros(()).expand(batch, h, w, heads, empty))
     across, down = (0 if part is None else part.shape[-1] for part in (x, y))
-    own_columns = one_hot(h_keys, w_keys, across, down, empty, dtype, values.device)
-    of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
-    q, k = (torch.cat(parts, -1).flatten(1, 2).transpose(1, 2) for parts in (of_query, of_key))
+    if across + down + empty:
+        own_columns = one_hot(h_keys, w_keys, across, down, empty, dtype, values.device)
+        of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
+    sides = (parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in (of_query, of_key))
+    q, k = (side.flatten(1, 2).transpose(1, 2) for side in sides)
     return q, k
 
 
