@@ -25,6 +25,7 @@ from foveal.measure.mean_iou import MeanIoU, mean_iou
 from foveal.measure.pointing_game import PointingGame, pointing_game
 from foveal.measure.regions import box_mask
 from foveal.measure.scale_accuracy import ScaleAccuracy, scale_accuracy
+from foveal.measure.translation import Bleu, Chrf, bleu, chrf
 from foveal.measure.true_positive_strength import TruePositiveStrength, true_positive_strength
 from foveal.measure.word_importance import word_importance
 
@@ -33,7 +34,9 @@ __all__ = [
     "AttentionOverlap",
     "AttentionPrecisionRecall",
     "AveragePrecision",
+    "Bleu",
     "CenterMass",
+    "Chrf",
     "EnergyInBox",
     "InnerInLast",
     "LabelMAP",
@@ -49,8 +52,10 @@ __all__ = [
     "attention_overlap",
     "attention_precision_recall",
     "average_precision",
+    "bleu",
     "box_mask",
     "center_mass",
+    "chrf",
     "energy_in_box",
     "inner_in_last",
     "label_map",

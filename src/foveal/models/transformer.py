@@ -175,7 +175,7 @@ class Transformer(nn.Module):
     """A translator ``(source, target) -> logits``.
 
     Args:
-        vocabulary: number of tokens V; source and target share them.
+        subwords: number of tokens V; source and target share them.
         channels: width C.
         layers: of the encoder and of the decoder.
         heads: of every attention.
@@ -192,14 +192,14 @@ class Transformer(nn.Module):
         pre_norm: whether norms are at the beginning of residual branches rather than after the sum.
         padding: the token that is none.
 
-    >>> model = Transformer(vocabulary=50, channels=16, layers=1, heads=2, hidden=32)
+    >>> model = Transformer(50, channels=16, layers=1, heads=2, hidden=32)
     >>> model(torch.randint(1, 50, (2, 7)), torch.randint(1, 50, (2, 5))).shape
     torch.Size([2, 5, 50])
     """
 
     def __init__(
         self,
-        vocabulary: int = 32_000,
+        subwords: int = 32_000,
         *,
         channels: int = 512,
         layers: int = 6,
@@ -235,7 +235,7 @@ class Transformer(nn.Module):
             "pre_norm": pre_norm,
         }
         taps = [*kernels, *[kernels[-1]] * layers][:layers]
-        self.embedding = nn.Embedding(vocabulary, channels, padding_idx=padding)
+        self.embedding = nn.Embedding(subwords, channels, padding_idx=padding)
         nn.init.normal_(self.embedding.weight, std=channels**-0.5)
         nn.init.zeros_(self.embedding.weight[padding])
         self.encoder = nn.ModuleList(
