@@ -3,4 +3,15 @@
 from foveal.models import attribute, aw, cifar, document, reference, segmenter, transformer
 from foveal.models.registry import create_model, list_models, register
 
-__all__ = ["attribute", "aw", "cifar", "create_model", "document", "list_models", "reference", "register", "segmenter", "transformer"]
+__all__ = [
+    "attribute",
+    "aw",
+    "cifar",
+    "create_model",
+    "document",
+    "list_models",
+    "reference",
+    "register",
+    "segmenter",
+    "transformer",
+]

@@ -4,9 +4,9 @@ All translations of a batch grow by one token at a time. Nothing is asked of the
 sentences are finished. On a GPU a step, from the embeddings to the choice of the next tokens, is captured as a CUDA graph
 after the first two and then replayed, so that Python's launches cost nothing.
 
-A sentence is finished when as many of its translations have ended as there are beams; the best of them by length penalty
-(Wu et al., https://arxiv.org/abs/1609.08144, equation 14, without coverage) is the result. With one beam that is greedy
-search.
+The result is the translation with the best score by length penalty (Wu et al., https://arxiv.org/abs/1609.08144, equation
+14, without coverage). A sentence is finished when none that still goes on can reach the best that has ended, however long
+it becomes. With one beam it is finished at the first end, which is greedy search.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Beams:
     """
 
     def __init__(self, batch: int, beams: int, length: int, penalty: float, device: torch.device) -> None:
-        self.penalty = penalty
+        self.penalty, self.most = penalty, ((5 + length) / 6) ** penalty  # norm of the longest translation
         whole: dict[str, Any] = {"dtype": torch.int64, "device": device}
         self.tokens = torch.full((batch, beams, length + 1), PAD, **whole)
         self.tokens[:, :, 0] = BEGIN
@@ -129,7 +129,7 @@ class Beams:
         self.rows = torch.zeros(batch * beams, **whole)
         self.scores = torch.full((batch, beams), -torch.inf, device=device)
         self.scores[:, 0] = 0  # all beams are the same at first
-        self.ended = torch.zeros(batch, **whole)  # how many translations have ended
+        self.done = torch.zeros(batch, dtype=torch.bool, device=device)
         self.best = torch.full((batch, length + 1), PAD, **whole)
         self.best_score = torch.full((batch,), -torch.inf, device=device)
         self.first_row = torch.arange(batch, device=device)[:, None] * beams
@@ -157,11 +157,12 @@ class Beams:
         self.last.copy_(token)
         self.scores.copy_(scores)
         self.rows.copy_((self.first_row + parent).flatten())
+        ended = self.best_score > -torch.inf
+        self.done.copy_(ended if beams == 1 else ended & (self.best_score >= scores[:, 0] / self.most))
 
     def _finish(self, values: Tensor, parent: Tensor, ends: Tensor, position: Tensor) -> None:
         """Keep the best of the translations that end here, where ``ends``, bool (B, 2K)."""
-        beams = self.tokens.shape[1]
-        ends = ends & (self.ended < beams)[:, None]
+        ends = ends & ~self.done[:, None]
         norm = ((6 + position) / 6) ** self.penalty  # of position + 1 tokens
         score, which = (values / norm).masked_fill(~ends, -torch.inf).max(1)
         better = score > self.best_score
@@ -170,13 +171,13 @@ class Beams:
         candidate = self.tokens.gather(1, row)[:, 0].index_copy_(1, position + 1, end)
         self.best.copy_(torch.where(better[:, None], candidate, self.best))
         self.best_score.copy_(torch.where(better, score, self.best_score))
-        self.ended.add_(ends.sum(1))
 
     @property
     def finished(self) -> bool:
-        """Whether every sentence has as many translations as there are beams; waits for the device."""
-        return bool((self.ended >= self.tokens.shape[1]).all())
+        """Whether all sentences are; waits for the device."""
+        return bool(self.done.all())
 
     def result(self) -> Tensor:
         """The best translation of each sentence without its beginning; one that never ended as far as it is."""
-        return torch.where((self.ended > 0)[:, None], self.best, self.tokens[:, 0])[:, 1:]
+        ended = self.best_score > -torch.inf
+        return torch.where(ended[:, None], self.best, self.tokens[:, 0])[:, 1:]

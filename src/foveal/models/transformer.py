@@ -68,9 +68,7 @@ class Layer(nn.Module):
         self.deform = DeformConv1d(channels, causal=causal) if deform else None
         self.attention: RelativeAttention | DynamicConv1d
         if terms == DYNAMIC:
-            self.attention = DynamicConv1d(
-                channels, kernel=kernel, groups=heads, causal=causal, drop=attention_dropout
-            )
+            self.attention = DynamicConv1d(channels, kernel=kernel, groups=heads, causal=causal, drop=attention_dropout)
         else:
             self.attention = RelativeAttention(
                 channels, terms=terms, causal=causal, position_channels=position_channels, **shared
@@ -95,7 +93,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The two products."""
-        return self.narrow(self.drop(F.relu(self.widen(x))))
+        return self.narrow(F.relu(self.widen(x)))
 
     def forward(
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None

@@ -16,16 +16,52 @@ from foveal.data.text.parallel import ParallelFormat, ParallelOptions, register_
 from foveal.data.text.parallel_lines import Pairs, ParallelCorpus
 from foveal.errors import UserError
 
-EN_SMALL = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-EN_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-DE_SMALL = (
-    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
-    "achtzehn neunzehn"
-).split()
-DE_TENS = "zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig".split()
+EN_SMALL = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+EN_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+DE_SMALL = [
+    "null",
+    "ein",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+    "dreizehn",
+    "vierzehn",
+    "fünfzehn",
+    "sechzehn",
+    "siebzehn",
+    "achtzehn",
+    "neunzehn",
+]
+DE_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
 LIMIT = 1_000_000
 COUNTS = {"train": 12_000, "val": 500, "test": 1_000}
 
@@ -70,11 +106,13 @@ def _german(number: int) -> str:
 
 
 def numbers(seed: int) -> dict[str, list[int]]:
-    """Different numbers for each split; those of few digits are as frequent as those of many."""
+    """Different numbers for each split; short ones and round ones are more frequent than by chance."""
     total = sum(COUNTS.values())
-    draws = torch.arange(6 * total)
+    draws = torch.arange(8 * total)
     most = 10 ** integers(2, 6, uniform(seed, 0, draws))
-    chosen = list(dict.fromkeys(integers(0, most - 1, uniform(seed, 1, draws)).tolist()))[:total]
+    values = integers(0, most - 1, uniform(seed, 1, draws))
+    unit = 10 ** integers(-6, 3, uniform(seed, 3, draws)).clamp_min(0)  # every third ends with zeros
+    chosen = list(dict.fromkeys((values // unit * unit).tolist()))[:total]
     order = uniform(seed, 2, torch.arange(total)).argsort().tolist()
     shuffled = iter(chosen[i] for i in order)
     return {split: [next(shuffled) for _ in range(count)] for split, count in COUNTS.items()}

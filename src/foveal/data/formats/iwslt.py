@@ -53,7 +53,9 @@ def read_iwslt(folder: Path, options: ParallelOptions) -> ParallelCorpus:
         tests = {options.test: sets[options.test]}
     val = [files for name, files in sets.items() if name.startswith("dev") and name not in tests]
     if not tests or not val:
-        raise DataError(f"{folder} lacks IWSLT*.dev*.{pair}.*.xml or IWSLT*.tst*.{pair}.*.xml; unpack the whole archive")
+        raise DataError(
+            f"{folder} lacks IWSLT*.dev*.{pair}.*.xml or IWSLT*.tst*.{pair}.*.xml; unpack the whole archive"
+        )
     files = {"train": [train], "val": val, "test": list(tests.values())}
     return corpus(files, options.encoding, segment, languages)  # type: ignore[arg-type]
 

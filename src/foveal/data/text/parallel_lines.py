@@ -20,14 +20,14 @@ Pairs = Iterator[tuple[str, str]]
 
 LOOKED_AT = 400  # pairs by which languages are told apart
 COMMON = {  # words that a few sentences of a language are sure to have, and few others
-    "cs": "je na se že jsem není jako ale jsou který".split(),
-    "de": "der die das und ist ein eine nicht ich auf mit den dem".split(),
-    "en": "the and is a of to in you it that with are".split(),
-    "es": "el los las una que es en un por del no".split(),
-    "fr": "le les des une est et que dans pas sur je".split(),
-    "it": "il che di è un una non per sono gli".split(),
-    "nl": "het een van ik niet dat en is je zijn".split(),
-    "pt": "o os uma que não em do da um para".split(),
+    "cs": ["je", "na", "se", "že", "jsem", "není", "jako", "ale", "jsou", "který"],
+    "de": ["der", "die", "das", "und", "ist", "ein", "eine", "nicht", "ich", "auf", "mit", "den", "dem"],
+    "en": ["the", "and", "is", "a", "of", "to", "in", "you", "it", "that", "with", "are"],
+    "es": ["el", "los", "las", "una", "que", "es", "en", "un", "por", "del", "no"],
+    "fr": ["le", "les", "des", "une", "est", "et", "que", "dans", "pas", "sur", "je"],
+    "it": ["il", "che", "di", "è", "un", "una", "non", "per", "sono", "gli"],
+    "nl": ["het", "een", "van", "ik", "niet", "dat", "en", "is", "je", "zijn"],
+    "pt": ["o", "os", "uma", "que", "não", "em", "do", "da", "um", "para"],
 }
 
 

@@ -1,20 +1,24 @@
-"""What a translator attends to, as matrices between tokens."""
+"""What a translator attends to, as matrices between tokens, and pictures of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
+from PIL import Image
 from torch import Tensor
 
 from foveal.attention import watch
-from foveal.attention.records.record import AttentionRecord
+from foveal.data.text.subwords import BEGIN
 from foveal.models.transformer import Transformer
+from foveal.see import all_pairs
+from foveal.see.draw.query import TITLES
 
-FAMILIES = {  # part of a site's name: what it attends between
-    "cross": ("decoder.*.cross", "target to source"),
-    "encoder": ("encoder.*.attention", "source to source"),
-    "decoder": ("decoder.*.attention", "target to target"),
+FAMILIES = {  # what each kind of attention is between
+    "cross": "translation to sentence",
+    "encoder": "inside the sentence",
+    "decoder": "inside the translation",
 }
-BEGIN = 2
 
 
 @torch.no_grad()
@@ -33,15 +37,39 @@ def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, T
     first = torch.full_like(translation[:1], BEGIN)
     with watch(model) as seen:
         model(source[None], torch.cat([first, translation[:-1]])[None])
-    found: dict[str, list[Tensor]] = {}
+    matrices: dict[str, list[Tensor]] = {}
     for site, record in seen.items():
-        parts = site.split(".")
-        if record.kind == "pairwise":
-            family = "cross" if parts[-1] == "cross" else parts[0]
-            for name, one in {"": record, **record.parts}.items():
-                found.setdefault(f"{family}/{name}".rstrip("/"), []).append(_mean(one))
-    return {name: torch.stack(matrices).mean(0) for name, matrices in found.items()}
+        if record.kind != "pairwise":
+            continue
+        stack, *_, own = site.split(".")
+        family = own if own in FAMILIES else stack
+        for name, part in {"": record, **record.parts}.items():
+            mean = part.values[0].float().mean(0).cpu()
+            matrices.setdefault(f"{family}/{name}".rstrip("/"), []).append(mean)
+    return {name: torch.stack(layers).mean(0) for name, layers in matrices.items()}
 
 
-def _mean(record: AttentionRecord) -> Tensor:
-    return record.values[0].float().mean(0).cpu()
+def families(
+    matrices: Mapping[str, Tensor], source: Sequence[str], translation: Sequence[str]
+) -> dict[str, Image.Image]:
+    """A picture of each kind of attention: all terms together, and each one of several by itself.
+
+    Args:
+        matrices: as :func:`look` returns them.
+        source: pieces of the sentence, S.
+        translation: pieces of the translation, T; a row of the picture is what was attended to for this piece.
+    """
+    so_far = ["⊢", *translation[:-1]]  # what the decoder has read
+    axes = {"cross": (translation, source), "encoder": (source, source), "decoder": (translation, so_far)}
+    pictures = {}
+    for family, (rows, columns) in axes.items():
+        terms = {name.partition("/")[2]: values for name, values in matrices.items() if name.split("/")[0] == family}
+        if not terms or not rows:
+            continue
+        if len(terms) == 2:  # one term: all of them together are the same
+            terms = {name: values for name, values in terms.items() if name}
+        named = {f"{TITLES[name]} ({name})" if name else TITLES["together"]: terms[name] for name in sorted(terms)}
+        title, *others = named
+        named = {f"{FAMILIES[family]}: {title}": named[title], **{other: named[other] for other in others}}
+        pictures[family] = all_pairs(rows, named, columns=columns)
+    return pictures

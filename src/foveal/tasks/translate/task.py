@@ -183,7 +183,9 @@ def _build(recipe: Recipe, subwords: int, *, trained: bool = False) -> Transform
 def _checked(model: nn.Module, subwords: int) -> Transformer:
     """``model`` if it is a translator with so many subwords."""
     if not isinstance(model, Transformer):
-        raise UserError(f"task translate needs a translator, such as model.name=transformer, not {type(model).__name__}")
+        raise UserError(
+            f"task translate needs a translator, such as model.name=transformer, not {type(model).__name__}"
+        )
     known = model.embedding.num_embeddings
     if known != subwords:
         raise UserError(f"the model knows {known:,} subwords and the data has {subwords:,}; they must be the same ones")
