@@ -3,8 +3,8 @@
 The one-dimensional form of :mod:`foveal.attention.deform`, which Zhu et al. insert before the self-attention of a
 Transformer: "An Empirical Study of Spatial Attention Mechanisms in Deep Networks" (https://arxiv.org/abs/1904.05873).
 
-Departures: in a decoder the taps are the position itself and the ones before it, and samples later than the position are
-moved back to it; the paper does not say how the future is hidden.
+Departures: in a decoder the taps are the position itself and the ones before it, and samples later than the position
+are moved back to it; the paper does not say how the future is hidden.
 """
 
 from __future__ import annotations

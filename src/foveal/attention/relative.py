@@ -4,9 +4,9 @@ Zhu, Cheng, Zhang, Lin, Dai: "An Empirical Study of Spatial Attention Mechanisms
 (https://arxiv.org/abs/1904.05873), section on translation; the relative form of position is that of Dai et al.:
 "Transformer-XL" (https://arxiv.org/abs/1901.02860).
 
-The terms are those of :class:`~foveal.attention.SpatialAttention` and are computed by the same code: a sentence is a map
-of one row. Departures: energies are divided by √d, as in the Transformer; codes of positions have wavelengths to the base
-of 10000 and one projection; between encoder and decoder the offset is the difference of the two positions.
+The terms are those of :class:`~foveal.attention.SpatialAttention` and are computed by the same code: a sentence is a
+map of one row. Departures: energies are divided by √d, as in the Transformer; codes of positions have wavelengths to
+the base of 10000 and one projection; between encoder and decoder the offset is the difference of the two positions.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ class RelativeAttention(Attends):
 
     @property
     def slots(self) -> int:
-        """How many sequences (B, L, C) of earlier positions a step of self-attention needs: values, and perhaps keys."""
+        """Sequences (B, L, C) of earlier positions that a step of self-attention needs: values, and perhaps keys."""
         return 1 + self.has_key
 
     def step(self, x: Tensor, position: Tensor, cache: Tensor, table: Tensor | None) -> Tensor:
@@ -269,11 +269,11 @@ class RelativeAttention(Attends):
         bias = torch.where(seen, 0.0, -torch.inf).to(dtype)
         if table is not None:
             offsets = position + (length - 1) - torch.arange(length, device=position.device)
-            sought = self.position_bias if self.position_bias is not None else 0.0
+            sought: Tensor | None = self.position_bias
             if e2:
                 assert query is not None
-                sought = query + sought
-            assert isinstance(sought, Tensor)
+                sought = query if sought is None else query + sought
+            assert sought is not None
             energy = torch.einsum("...md,lmd->...ml", sought.to(dtype), table.to(dtype).index_select(0, offsets))
             bias = bias + self.scale * (energy.transpose(1, 2) if e2 else energy[:, None])
         if e1:

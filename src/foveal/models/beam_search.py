@@ -1,12 +1,12 @@
 """Beam search for many sentences at once, on the device.
 
-All translations of a batch grow by one token at a time. Nothing is asked of the device but, every few tokens, whether all
-sentences are finished. On a GPU a step, from the embeddings to the choice of the next tokens, is captured as a CUDA graph
-after the first two and then replayed, so that Python's launches cost nothing.
+All translations of a batch grow by one token at a time. Nothing is asked of the device but, every few tokens, whether
+all sentences are finished. On a GPU a step, from the embeddings to the choice of the next tokens, is captured as a CUDA
+graph after the first two and then replayed, so that Python's launches cost nothing.
 
-The result is the translation with the best score by length penalty (Wu et al., https://arxiv.org/abs/1609.08144, equation
-14, without coverage). A sentence is finished when none that still goes on can reach the best that has ended, however long
-it becomes. With one beam it is finished at the first end, which is greedy search.
+The result is the translation with the best score by length penalty (Wu et al., https://arxiv.org/abs/1609.08144,
+equation 14, without coverage). A sentence is finished when none that still goes on can reach the best that has ended,
+however long it becomes. With one beam it is finished at the first end, which is greedy search.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Beams:
             logits: (B, K, V).
             position: of the tokens that they follow, int64 (1,).
         """
-        batch, beams, count = logits.shape
+        beams, count = logits.shape[1:]
         chances = logits.float().log_softmax(-1)
         chances[..., :END] = -torch.inf  # no padding, no unknown word, no beginning
         totals = (self.scores[..., None] + chances).flatten(1)

@@ -1,8 +1,8 @@
 """A Transformer for translation whose attention has four switchable terms.
 
 Vaswani et al.: "Attention Is All You Need" (https://arxiv.org/abs/1706.03762), with the generalized attention of Zhu et
-al.: "An Empirical Study of Spatial Attention Mechanisms in Deep Networks" (https://arxiv.org/abs/1904.05873): no absolute
-positions, relative ones in the attention; dynamic convolution in place of self-attention, or deformable convolution
+al.: "An Empirical Study of Spatial Attention Mechanisms in Deep Networks" (https://arxiv.org/abs/1904.05873): relative
+positions in the attention, no absolute ones; dynamic convolution in place of self-attention, or deformable convolution
 before it. Source, target and output share one embedding.
 
 Departures: the paper does not give the sizes of its convolutions. Dynamic convolution has those of Wu et al.
@@ -31,7 +31,7 @@ KERNELS = (3, 7, 15, 31)  # taps of dynamic convolution in the first layers; lat
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or with ``cross`` one of the decoder: self-attention, attention to the source, two products.
+    """A layer of the encoder, or with ``cross`` one of the decoder.
 
     Args:
         channels: width C.
@@ -63,21 +63,22 @@ class Layer(nn.Module):
         pre_norm: bool,
     ) -> None:
         super().__init__()
-        causal, shared = cross is not None, {"heads": heads, "dropout": attention_dropout}
+        causal = cross is not None
+        shared: dict[str, Any] = {
+            "heads": heads,
+            "position_channels": position_channels,
+            "dropout": attention_dropout,
+        }
         self.pre_norm = pre_norm
         self.deform = DeformConv1d(channels, causal=causal) if deform else None
         self.attention: RelativeAttention | DynamicConv1d
         if terms == DYNAMIC:
             self.attention = DynamicConv1d(channels, kernel=kernel, groups=heads, causal=causal, drop=attention_dropout)
         else:
-            self.attention = RelativeAttention(
-                channels, terms=terms, causal=causal, position_channels=position_channels, **shared
-            )
+            self.attention = RelativeAttention(channels, terms=terms, causal=causal, **shared)
         self.cross = None
         if cross is not None:
-            self.cross = RelativeAttention(
-                channels, terms=cross, cross=True, position_channels=position_channels, **shared
-            )
+            self.cross = RelativeAttention(channels, terms=cross, cross=True, **shared)
         self.widen, self.narrow = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
         for linear in (self.widen, self.narrow):
             nn.init.xavier_uniform_(linear.weight)
@@ -98,7 +99,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | None, memory: Tensor | None = None, memory_mask: Tensor | None = None
     ) -> Tensor:
-        """(B, T, C) to (B, T, C), with a mask (B, T) of an encoder, or the source (B, S, C) and its mask of a decoder."""
+        """(B, T, C) to (B, T, C); an encoder has a mask (B, T), a decoder the source (B, S, C) and its mask."""
 
         def own(x: Tensor) -> Tensor:
             return self.attention(x if self.deform is None else self.deform(x, mask), mask=mask)

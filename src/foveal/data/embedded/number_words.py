@@ -16,53 +16,17 @@ from foveal.data.text.parallel import ParallelFormat, ParallelOptions, register_
 from foveal.data.text.parallel_lines import Pairs, ParallelCorpus
 from foveal.errors import UserError
 
-EN_SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+EN_TEENS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+DE_TEENS = (
+    "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
+    "achtzehn neunzehn"
+)
+EN_SMALL, DE_SMALL = EN_TEENS.split(), DE_TEENS.split()
 EN_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-DE_SMALL = [
-    "null",
-    "ein",
-    "zwei",
-    "drei",
-    "vier",
-    "fünf",
-    "sechs",
-    "sieben",
-    "acht",
-    "neun",
-    "zehn",
-    "elf",
-    "zwölf",
-    "dreizehn",
-    "vierzehn",
-    "fünfzehn",
-    "sechzehn",
-    "siebzehn",
-    "achtzehn",
-    "neunzehn",
-]
 DE_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
-LIMIT = 1_000_000
 COUNTS = {"train": 12_000, "val": 500, "test": 1_000}
 
 
@@ -78,9 +42,9 @@ def english(number: int) -> str:
         rest = f"-{EN_SMALL[number % 10]}" if number % 10 else ""
         return EN_TENS[number // 10 - 2] + rest
     unit, name = (100, "hundred") if number < 1000 else (1000, "thousand")
-    rest = number % unit
-    joint = " and " if rest < 100 else " "
-    return f"{english(number // unit)} {name}" + (f"{joint}{english(rest)}" if rest else "")
+    over = number % unit
+    joint = " and " if over < 100 else " "
+    return f"{english(number // unit)} {name}" + (f"{joint}{english(over)}" if over else "")
 
 
 def german(number: int) -> str:
@@ -128,7 +92,7 @@ def read_number_words(folder: Path, options: ParallelOptions) -> ParallelCorpus:
     def pairs(split: str) -> Pairs:
         return ((sides[options.source](n), sides[options.target](n)) for n in by_split[split])
 
-    return ParallelCorpus({split: partial(pairs, split) for split in by_split}, [LIMIT, *COUNTS.values()])
+    return ParallelCorpus({split: partial(pairs, split) for split in by_split}, list(COUNTS.values()))
 
 
 register_parallel(

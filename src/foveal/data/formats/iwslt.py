@@ -1,4 +1,4 @@
-"""IWSLT 2014 and 2017, talks: ``train.tags.de-en.en`` with markup in it, ``IWSLT14.TED.dev2010.de-en.en.xml`` and so on.
+"""IWSLT 2014 and 2017, talks: ``train.tags.de-en.en`` with markup in it, ``IWSLT14.TED.dev2010.de-en.en.xml`` ….
 
 Cettolo, Girardi, Federico: "WIT3: Web inventory of transcribed and translated talks" (EAMT 2012). Also read: the folder
 that fairseq's ``prepare-iwslt14.sh`` makes, ``train``, ``valid`` and ``test`` with the endings of the languages.
@@ -56,8 +56,8 @@ def read_iwslt(folder: Path, options: ParallelOptions) -> ParallelCorpus:
         raise DataError(
             f"{folder} lacks IWSLT*.dev*.{pair}.*.xml or IWSLT*.tst*.{pair}.*.xml; unpack the whole archive"
         )
-    files = {"train": [train], "val": val, "test": list(tests.values())}
-    return corpus(files, options.encoding, segment, languages)  # type: ignore[arg-type]
+    files = {"train": [train], "val": val, "test": [*tests.values()]}
+    return corpus(files, options.encoding, segment, languages)
 
 
 def _register(year: str) -> None:

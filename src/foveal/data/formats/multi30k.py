@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foveal.data.place import GZIPPED, Place
 from foveal.data.text.parallel import ParallelFormat, ParallelOptions, register_parallel
-from foveal.data.text.parallel_lines import ParallelCorpus, corpus, named
+from foveal.data.text.parallel_lines import FilePair, ParallelCorpus, corpus, named
 from foveal.errors import unknown
 
 TEST = "2016_flickr"
@@ -23,11 +23,11 @@ def read_multi30k(folder: Path, options: ParallelOptions) -> ParallelCorpus:
     tests = {file.name.split(".")[0].removeprefix("test_") for file in folder.glob("test_*")}
     if tests and test not in tests:
         raise unknown("test set of Multi30k", test, tests)
-    files = {}
+    files: dict[str, list[FilePair]] = {}
     for split, stem in {"train": "train", "val": "val", "test": f"test_{test}"}.items():
         source, target = (named(folder, f"{stem}.{language}") for language in languages)
         files[split] = [(source, target)]
-    return corpus(files, options.encoding, languages=languages)  # type: ignore[arg-type]
+    return corpus(files, options.encoding, languages=languages)
 
 
 register_parallel(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from foveal.data.place import Place
 from foveal.data.text.parallel import ParallelFormat, ParallelOptions, register_parallel
-from foveal.data.text.parallel_lines import ParallelCorpus, corpus, named
+from foveal.data.text.parallel_lines import FilePair, ParallelCorpus, corpus, named
 from foveal.errors import DataError
 
 NAMES = {"train": ("train",), "val": ("val", "valid", "dev"), "test": ("test",)}
@@ -19,11 +19,8 @@ NAMES = {"train": ("train",), "val": ("val", "valid", "dev"), "test": ("test",)}
 def read_parallel(folder: Path, options: ParallelOptions) -> ParallelCorpus:
     """The files of a folder by split, or its only pair."""
     languages = (options.source, options.target)
-    if options.test is not None:
-        names = {**NAMES, "test": (options.test, f"test_{options.test}")}
-    else:
-        names = NAMES
-    found = {}
+    names = NAMES if options.test is None else {**NAMES, "test": (options.test, f"test_{options.test}")}
+    found: dict[str, list[FilePair]] = {}
     for split, stems in names.items():
         for stem in stems:
             files = [named(folder, f"{stem}.{language}") for language in languages]
@@ -33,11 +30,11 @@ def read_parallel(folder: Path, options: ParallelOptions) -> ParallelCorpus:
     if options.test is not None and "test" not in found:
         raise DataError(f"{folder} has no {options.test}.{languages[0]} and {options.test}.{languages[1]}")
     if "train" not in found:
-        found = {"train": [_only_pair(folder, languages)], **{s: f for s, f in found.items()}}
-    return corpus(found, options.encoding, languages=languages)  # type: ignore[arg-type]
+        found = {"train": [_only_pair(folder, languages)], **found}
+    return corpus(found, options.encoding, languages=languages)
 
 
-def _only_pair(folder: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
+def _only_pair(folder: Path, languages: tuple[str, str]) -> FilePair:
     """The only pair of files that differ in their language alone."""
     stems = [
         {file.name.removesuffix(".gz").removesuffix(f".{language}") for file in _files(folder, language)}
@@ -47,8 +44,8 @@ def _only_pair(folder: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
     if len(both) != 1:
         what = f"several pairs ({', '.join(both)})" if both else "no such pair"
         raise DataError(
-            f"{folder} has {what}: expected train.{languages[0]} and train.{languages[1]} (or .gz), or a single pair of "
-            "files of any name; data.source and data.target are the endings"
+            f"{folder} has {what}: expected train.{languages[0]} and train.{languages[1]} (or .gz), or a single pair "
+            "of files of any name; data.source and data.target are the endings"
         )
     source, target = (named(folder, f"{both[0]}.{language}") for language in languages)
     return source, target

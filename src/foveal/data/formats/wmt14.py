@@ -1,7 +1,8 @@
 """WMT 2014 English–German: Europarl v7, Common Crawl and News Commentary v9; newstest2013 and newstest2014.
 
-Bojar et al.: "Findings of the 2014 workshop on statistical machine translation" (https://statmt.org/wmt14). The archives
-``training-parallel-europarl-v7``, ``-commoncrawl`` and ``-nc-v9``, ``dev`` and ``test-full``, unpacked into one folder.
+Bojar et al.: "Findings of the 2014 workshop on statistical machine translation" (https://statmt.org/wmt14). The
+archives ``training-parallel-europarl-v7``, ``-commoncrawl`` and ``-nc-v9``, ``dev`` and ``test-full``, unpacked into
+one folder.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ ELSEWHERE = ("", "training", "dev", "test-full")
 def read_wmt14(folder: Path, options: ParallelOptions) -> ParallelCorpus:
     """Training on all three corpora, validation on newstest2013 and test on newstest2014."""
     languages = (options.source, options.target)
-    train = [tuple(_find(folder, f"{stem}.{language}") for language in languages) for stem in TRAINING]
-    val = tuple(_find(folder, f"dev/newstest2013.{language}") for language in languages)
-    test = tuple(
-        _find(folder, f"test-full/newstest2014-deen-{kind}.{language}.sgm")
-        for kind, language in zip(("src", "ref"), languages, strict=True)
-    )
-    files = {"train": train, "val": [val], "test": [test]}
-    return corpus(files, options.encoding, segment, languages)  # type: ignore[arg-type]
+    first, second = languages
+    test = "test-full/newstest2014-deen"
+    files = {
+        "train": [(_find(folder, f"{stem}.{first}"), _find(folder, f"{stem}.{second}")) for stem in TRAINING],
+        "val": [(_find(folder, f"dev/newstest2013.{first}"), _find(folder, f"dev/newstest2013.{second}"))],
+        "test": [(_find(folder, f"{test}-src.{first}.sgm"), _find(folder, f"{test}-ref.{second}.sgm"))],
+    }
+    return corpus(files, options.encoding, segment, languages)
 
 
 def _find(folder: Path, name: str) -> Path:
@@ -51,7 +52,7 @@ register_parallel(
                 "test-full/newstest2014-deen-src.en.sgm",
                 "test-full/newstest2014-deen-ref.de.sgm",
             ),
-            how="the English-German archives of https://statmt.org/wmt14/translation-task.html, unpacked into one folder",
+            how="the archives of https://statmt.org/wmt14/translation-task.html, unpacked into one folder",
         ),
     ),
     "4.5 million pairs of parliament, web and news",

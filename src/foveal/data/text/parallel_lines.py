@@ -6,7 +6,7 @@ import codecs
 import gzip
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,22 @@ from foveal.errors import DataError
 Pairs = Iterator[tuple[str, str]]
 """A sentence and its translation."""
 
+FilePair = tuple[Path, Path]
+"""Source and target."""
+
 LOOKED_AT = 400  # pairs by which languages are told apart
 COMMON = {  # words that a few sentences of a language are sure to have, and few others
-    "cs": ["je", "na", "se", "že", "jsem", "není", "jako", "ale", "jsou", "který"],
-    "de": ["der", "die", "das", "und", "ist", "ein", "eine", "nicht", "ich", "auf", "mit", "den", "dem"],
-    "en": ["the", "and", "is", "a", "of", "to", "in", "you", "it", "that", "with", "are"],
-    "es": ["el", "los", "las", "una", "que", "es", "en", "un", "por", "del", "no"],
-    "fr": ["le", "les", "des", "une", "est", "et", "que", "dans", "pas", "sur", "je"],
-    "it": ["il", "che", "di", "è", "un", "una", "non", "per", "sono", "gli"],
-    "nl": ["het", "een", "van", "ik", "niet", "dat", "en", "is", "je", "zijn"],
-    "pt": ["o", "os", "uma", "que", "não", "em", "do", "da", "um", "para"],
+    language: set(words.split())
+    for language, words in {
+        "cs": "je na se že jsem není jako ale jsou který",
+        "de": "der die das und ist ein eine nicht ich auf mit den dem",
+        "en": "the and is a of to in you it that with are",
+        "es": "el los las una que es en un por del no",
+        "fr": "le les des une est et que dans pas sur je",
+        "it": "il che di è un una non per sono gli",
+        "nl": "het een van ik niet dat en is je zijn",
+        "pt": "o os uma que não em do da um para",
+    }.items()
 }
 
 
@@ -62,7 +68,8 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[str]:
     try:
         opened = gzip.open if file.suffix == ".gz" else open
         with opened(file, "rt", encoding=encoding, newline="\n") as text:
-            for number, line in enumerate(text, 1):
+            for line in text:
+                number += 1
                 yield line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         plain = encoding.removesuffix("-sig")
@@ -77,7 +84,7 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[str]:
         raise unreadable(file, error) from error
 
 
-def line_pairs(files: Sequence[tuple[Path, Path]], encoding: str, kept: Callable[[str], str | None] = str) -> Pairs:
+def line_pairs(files: Sequence[FilePair], encoding: str, kept: Callable[[str], str | None] = str) -> Pairs:
     """Pairs of sentences of pairs of files, one after the other; pairs with an empty side are left out.
 
     Args:
@@ -107,7 +114,7 @@ def line_pairs(files: Sequence[tuple[Path, Path]], encoding: str, kept: Callable
 
 
 def corpus(
-    files: dict[str, Sequence[tuple[Path, Path]]],
+    files: Mapping[str, Sequence[FilePair]],
     encoding: str,
     kept: Callable[[str], str | None] = str,
     languages: tuple[str, str] = ("", ""),
@@ -127,11 +134,13 @@ def corpus(
     for pairs in files.values():
         for pair in pairs:
             check_languages(pair, line_pairs([pair], encoding, kept), languages)
-    splits = {split: partial(line_pairs, pairs, encoding, kept) for split, pairs in files.items()}
+    splits: dict[str, Callable[[], Pairs]] = {
+        split: partial(line_pairs, pairs, encoding, kept) for split, pairs in files.items()
+    }
     return ParallelCorpus(splits, stamp(listed))
 
 
-def check_languages(files: tuple[Path, Path], pairs: Pairs, languages: tuple[str, str]) -> None:
+def check_languages(files: FilePair, pairs: Pairs, languages: tuple[str, str]) -> None:
     """Raise for files that hold the same sentences, or each other's language."""
     some = list(itertools.islice(pairs, LOOKED_AT))
     source, target = files
@@ -141,7 +150,7 @@ def check_languages(files: tuple[Path, Path], pairs: Pairs, languages: tuple[str
         return
     texts = [" ".join(side).lower().split() for side in zip(*some, strict=True)] if some else [[], []]
     own, other = (
-        sum(words.count(word) for words, language in zip(texts, order, strict=True) for word in COMMON[language])
+        sum(word in COMMON[language] for words, language in zip(texts, order, strict=True) for word in words)
         for order in (languages, languages[::-1])
     )
     if other > 20 and other > 3 * own:

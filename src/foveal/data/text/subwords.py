@@ -1,4 +1,4 @@
-"""Sentences as numbers of subwords: byte pair encoding by the library ``tokenizers``, one vocabulary for both languages.
+"""Sentences as numbers of subwords: byte pair encoding by ``tokenizers``, one vocabulary for both languages.
 
 Sennrich, Haddow, Birch: "Neural machine translation of rare words with subword units"
 (https://arxiv.org/abs/1508.07909). A piece that begins a word starts with ``▁``; punctuation marks are pieces of their

@@ -1,4 +1,4 @@
-"""Batches of sentence pairs with a number of tokens rather than of sentences, of similar length so that little is padding."""
+"""Batches of sentence pairs by their number of tokens, and of similar length, so that little is padding."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class TokenBatches:
         lengths = np.stack([source.lengths + 1, target.lengths + 1])  # with an end, or a beginning
         self.lengths = lengths
         random = np.random.default_rng(shuffle)
-        ties = random.random(lengths.shape[1]) if shuffle is not None else np.arange(lengths.shape[1])
+        ties: Array = np.arange(lengths.shape[1])
+        if shuffle is not None:
+            ties = random.permutation(ties)
         order = np.lexsort((ties, lengths[0], lengths[1]))
         if longest is not None and shuffle is not None:
             order = order[lengths.max(0)[order] <= longest + 1]

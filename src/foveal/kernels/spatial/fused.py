@@ -8,8 +8,8 @@ All four terms are inner products of a column for the query with a column for th
   keys: these numbers are the query's columns, and a key has a one in the column of its own x and zeros elsewhere; the
   same along y. The first key of each axis is the reference that others are relative to, and needs no column.
 - A range adds a large negative number to the same columns.
-- In a sequence the x part alone needs a column for every key. Where the codes of positions have fewer numbers than there
-  are keys, their numbers are the columns instead (:mod:`foveal.kernels.spatial.waves`).
+- In a sequence the x part alone needs a column for every key. Where the codes of positions have fewer numbers than
+  there are keys, their numbers are the columns instead (:mod:`foveal.kernels.spatial.waves`).
 - Padding is one more column: a large negative number for keys that are none.
 
 So a query has d + (w' − 1) + (h' − 1) columns, filled up to a multiple of eight: 128 for a 97×97 map with 256 channels,

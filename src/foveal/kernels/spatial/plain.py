@@ -1,7 +1,7 @@
 """The four terms of spatial attention, straight from their equations.
 
-Positions are those of a map: queries (h, w), keys (h', w'), M heads of width d. A sequence is a map of one row. Energies
-have the size N·N' (N = h·w queries, N' = h'·w' keys), so this is the reference and what records show;
+Positions are those of a map: queries (h, w), keys (h', w'), M heads of width d. A sequence is a map of one row.
+Energies have the size N·N' (N = h·w queries, N' = h'·w' keys), so this is the reference and what records show;
 :mod:`foveal.kernels.spatial.fused` computes the same without them.
 """
 

@@ -4,8 +4,8 @@ The code of an offset is made of sines and cosines, and those of a difference ar
 
     sin(q − k) = sin q · cos k − cos q · sin k        cos(q − k) = cos q · cos k + sin q · sin k
 
-So with a and b what a query is multiplied with for sines and cosines, its energy is an inner product with the code of the
-key's own position: (b · sin q − a · cos q) · sin k + (a · sin q + b · cos q) · cos k. Nothing grows with queries × keys.
+So with a and b the factors of a query for sines and cosines, its energy is an inner product with the code of the key's
+own position: (b · sin q − a · cos q) · sin k + (a · sin q + b · cos q) · cos k. Nothing grows with queries × keys.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, T
         translation: tokens int64 (T,), with their end.
 
     Returns:
-        By ``cross``, ``encoder`` and ``decoder``, and with the name of a term, such as ``cross/E1``, what it would be by
-        that term alone: (T, S), (S, S) and (T, T), rows being queries. Convolutions have none.
+        By ``cross``, ``encoder`` and ``decoder``, and with the name of a term, such as ``cross/E1``, what it would be
+        by that term alone: (T, S), (S, S) and (T, T), rows being queries. Convolutions have none.
     """
     first = torch.full_like(translation[:1], BEGIN)
     with watch(model) as seen:
