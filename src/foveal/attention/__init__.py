@@ -4,6 +4,7 @@ from foveal.attention.aw import AWConv2d, KernelAttention
 from foveal.attention.cbam import CBAM
 from foveal.attention.class_maps.cam import cam, class_attention
 from foveal.attention.deform import DeformableKernel, DeformConv2d
+from foveal.attention.deform1d import DeformConv1d
 from foveal.attention.dynamic import DynamicConv1d, DynamicConv2d
 from foveal.attention.focused import FocusedAttention
 from foveal.attention.insertion.attached import reattach
@@ -14,6 +15,7 @@ from foveal.attention.progressive import ProgressiveGate
 from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import Attends, AttentionRecord, LazyValues
 from foveal.attention.records.watch import watch
+from foveal.attention.relative import RelativeAttention
 from foveal.attention.se import SqueezeExcite
 from foveal.attention.spatial import SpatialAttention
 
@@ -22,6 +24,7 @@ __all__ = [
     "AWConv2d",
     "Attends",
     "AttentionRecord",
+    "DeformConv1d",
     "DeformConv2d",
     "DeformableKernel",
     "DotProduct",
@@ -34,6 +37,7 @@ __all__ = [
     "KernelAttention",
     "LazyValues",
     "ProgressiveGate",
+    "RelativeAttention",
     "Site",
     "SpatialAttention",
     "SqueezeExcite",

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.deform import SamplingPoints
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
 
@@ -84,7 +85,9 @@ class DeformConv1d(Attends):
         points = (positions[:, None] + taps).to(wide) + offset.to(wide)  # (N, Q, K)
         if self.causal:
             points = points.minimum(positions[:, None].to(wide))
-        self.note(points[:, None, ..., None])
+        if self.watchers:  # as those of a map of one row
+            places = points.mT[:, None, :, None]
+            self.note(SamplingPoints(torch.stack([places, torch.zeros_like(places)], -1), None))
         return self.weight(sampled(x, points).flatten(2))
 
     def step(self, x: Tensor, position: Tensor, cache: Tensor) -> Tensor:
