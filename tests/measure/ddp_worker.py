@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 from torchmetrics import Metric
 
 from foveal.measure import (
     AttentionOverlap,
     AttentionPrecisionRecall,
     AveragePrecision,
+    Bleu,
     EnergyInBox,
     InnerInLast,
     MeanIoU,
@@ -36,10 +38,11 @@ def metrics() -> dict[str, Metric]:
         "pointing": PointingGame(tolerance=1),
         "energy": EnergyInBox(),
         "iou": MeanIoU(4),
+        "bleu": Bleu("char"),
     }
 
 
-def samples() -> dict[str, tuple[Tensor, Tensor]]:
+def samples() -> dict[str, tuple[Any, Any]]:
     draw = torch.Generator().manual_seed(0)
     attention = torch.rand(SAMPLES, 6, 7, generator=draw)
     mask = torch.rand(SAMPLES, 6, 7, generator=draw) < 0.3
@@ -58,6 +61,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         "pointing": (attention, mask),
         "energy": (attention, mask),
         "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
+        "bleu": ([f"text {i}" for i in range(SAMPLES)], [f"texts {i + 1}" for i in range(SAMPLES)]),
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from foveal.errors import UserError
+from foveal.errors import UserError, unknown
 from foveal.measure.info import MetricInfo, register_metric
 
 EXACT_MATCH = register_metric(
@@ -50,7 +50,14 @@ def bleu(translations: Sequence[str], references: Sequence[str], tokenize: str =
     53.7
     """
     _check(translations, references)
-    return _library().BLEU(tokenize=tokenize).corpus_score(list(translations), [list(references)]).score
+    return _bleu(tokenize).corpus_score(list(translations), [list(references)]).score
+
+
+def _bleu(tokenize: str) -> Any:
+    library = _library()
+    if tokenize not in library.BLEU.TOKENIZERS:
+        raise unknown("tokenize", tokenize, library.BLEU.TOKENIZERS)
+    return library.BLEU(tokenize=tokenize)
 
 
 def chrf(translations: Sequence[str], references: Sequence[str]) -> float:
@@ -129,7 +136,7 @@ class Bleu(_Texts):
 
     def signature(self) -> str:
         """How sacrebleu computed it."""
-        metric = _library().BLEU(tokenize=self.tokenize)
+        metric = _bleu(self.tokenize)
         metric.corpus_score(["a"], [["a"]])  # says how many references there are
         return str(metric.get_signature())
 

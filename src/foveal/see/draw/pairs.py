@@ -60,11 +60,7 @@ def pairs(
     draw = ImageDraw.Draw(canvas)
     if title:
         draw.text((margin, margin), title, INK, bold)
-    greatest = float(values.max()) or 1.0
-    for m, row in enumerate((values / greatest).tolist()):
-        for n, strength in enumerate(row):
-            x, y = left + n * side, top + m * side
-            draw.rectangle([x, y, x + side - 1, y + side - 1], shade(strength) if strength > 0.02 else (255, 253, 250))
+    canvas.paste(_squares(values).resize((across, down), Image.Resampling.NEAREST), (left, top))
     for n in range(len(others) + 1):
         draw.line([left + n * side, top, left + n * side, top + down], RULE, FINE // 2)
     for m in range(len(sentence) + 1):
@@ -81,6 +77,15 @@ def pairs(
             middle = left + (n + 0.5) * side
             canvas.paste(column, (round(middle - column.width / 2), top - 6 * FINE - column.height), column)
     return canvas.resize((canvas.width // FINE, canvas.height // FINE), Image.Resampling.LANCZOS)
+
+
+def _squares(values: Tensor) -> Image.Image:
+    """A picture with one pixel for each weight."""
+    strengths = (values / (float(values.max()) or 1.0)).tolist()
+    pixels = [shade(strength) if strength > 0.02 else (255, 253, 250) for row in strengths for strength in row]
+    picture = Image.new("RGB", (values.shape[1], values.shape[0]))
+    picture.putdata(pixels)
+    return picture
 
 
 def all_pairs(

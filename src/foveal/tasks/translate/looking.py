@@ -21,6 +21,9 @@ FAMILIES = {  # what each kind of attention is between
 }
 
 
+MANY, MOST = 60, 100  # pieces from which on terms are not drawn one by one, and those that are drawn at all
+
+
 @torch.no_grad()
 def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, Tensor]:
     """The attention of a sentence and its translation, as the mean of all layers and heads.
@@ -52,7 +55,7 @@ def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, T
 def families(
     matrices: Mapping[str, Tensor], source: Sequence[str], translation: Sequence[str]
 ) -> dict[str, Image.Image]:
-    """A picture of each kind of attention: all terms together, and each one of several by itself.
+    """A picture of each kind of attention: all terms together and, unless a side is long, each one by itself.
 
     Args:
         matrices: as :func:`look` returns them.
@@ -66,10 +69,14 @@ def families(
         terms = {name.partition("/")[2]: values for name, values in matrices.items() if name.split("/")[0] == family}
         if not terms or not rows:
             continue
+        longest = max(len(rows), len(columns))
+        if longest > MANY:
+            terms = {name: values[:MOST, :MOST] for name, values in terms.items() if not name}
         if len(terms) == 2:  # one term: all of them together are the same
             terms = {name: values for name, values in terms.items() if name}
         named = {f"{TITLES[name]} ({name})" if name else TITLES["together"]: terms[name] for name in sorted(terms)}
         title, *others = named
-        named = {f"{FAMILIES[family]}: {title}": named[title], **{other: named[other] for other in others}}
-        pictures[family] = all_pairs(rows, named, columns=columns)
+        first = f"{FAMILIES[family]}: {title}" + (f", first {MOST} of {longest} pieces" if longest > MOST else "")
+        named = {first: named[title], **{other: named[other] for other in others}}
+        pictures[family] = all_pairs(rows[:MOST], named, columns=columns[:MOST])
     return pictures

@@ -13,13 +13,12 @@ from foveal.runs.folder import Stored
 from foveal.see import pairs
 from foveal.see.page import Section, cards, figure, picture
 from foveal.tasks.report import ReportWords
-from foveal.tasks.translate.looking import FAMILIES, families
+from foveal.tasks.translate.looking import FAMILIES, MOST, families
 
 LIMIT = 4  # sentences
 LONG = 24  # pieces from which on a picture needs the whole width of the page
 MOST_MODELS = 6  # beside each other
 SIDES = ("source", "translation")
-WIDEST = 1100  # pixels of a picture of all terms
 
 
 def report_words(groups: Sequence[Group]) -> ReportWords:
@@ -100,8 +99,9 @@ def _alignment(model: Shown, number: int) -> Markup:
         return Markup("")
     source = model.pieces(number, "source")
     cell = 18 if max(len(pieces), len(source)) <= LONG else 14
-    drawn = pairs(pieces, model.sentences[number]["cross"], columns=source, cell=cell)
-    return picture(drawn, f"alignment of test sentence {number + 1}", WIDEST)
+    weights = model.sentences[number]["cross"][:MOST, :MOST]
+    drawn = pairs(pieces[:MOST], weights, columns=source[:MOST], cell=cell)
+    return picture(drawn, f"alignment of test sentence {number + 1}", max(drawn.size))
 
 
 def _terms(models: Mapping[str, Shown], chosen: Sequence[int]) -> Section:
