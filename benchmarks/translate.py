@@ -4,8 +4,8 @@
     python benchmarks/translate.py --csv results/bench-translate.csv
 
 Training: forward, loss and backward of one batch, tokens a second on the target side, with padding at the end of half
-of the sentences. All have the same size (Transformer base), dropout and one embedding for source, target and output; all
-are timed in turns in one run. On a GPU: bf16 autocast, eager and compiled.
+of the sentences. All have the same size (Transformer base), dropout and one embedding for source, target and output;
+all are timed in turns in one run. On a GPU: bf16 autocast, eager and compiled.
 
 Decoding: 60 tokens of 64 sentences with 4 beams, seconds of all. ``cached`` is foveal's search, ``without cache`` the
 same with everything computed anew for each token, ``Hugging Face`` a Marian model of the same size with random weights

@@ -30,6 +30,7 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/ablations",
         "fan/table6-yahoo",
     ),
+    "translation": ("spatial/translation-lite", "spatial/translation"),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
@@ -72,6 +73,17 @@ COMPARED = {  # pairs of cells of which the second might be better
         ("pointing_game", "icasc/voc2012-lite/baseline", "icasc/voc2012-lite/ach"),
         ("pointing_game", "icasc/voc2012-lite/baseline-gradcam", "icasc/voc2012-lite/gradcam"),
         ("pointing_game", "icasc/confusion/baseline", "icasc/confusion/sharpened"),
+    ),
+    "translation": tuple(
+        pair
+        for data in ("multi30k", "tatoeba")
+        for pair in _pairs(
+            "bleu",
+            "spatial/translation-lite",
+            f"{data}-1111",
+            *(f"{data}-{row}" for row in ("self-0111", "self-1000", "self-0110", "dynamic", "cross-0111")),
+        )
+        + _pairs("bleu", "spatial/translation-lite", f"{data}-deform-0010", f"{data}-self-0110")
     ),
     "fan-documents": (
         *_pairs("accuracy", "fan/table8", "different-word", "semantic"),
