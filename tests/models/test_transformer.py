@@ -147,6 +147,16 @@ def test_a_better_translation_that_ends_later_is_found():
     assert search.result().tolist() == [[4, 4, 4, END]]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("half", [False, True])
+def test_replayed_steps_change_nothing(kind, half):
+    model, source = make(kind).cuda(), sentences().cuda()
+    with torch.autocast("cuda", torch.bfloat16, enabled=half):
+        best = [beam_search(model, source, beams=3, graph=graph, stop=False) for graph in (False, True)]
+    assert torch.equal(*best)
+
+
 def test_what_never_ends_is_cut():
     model = make()
     with torch.no_grad():

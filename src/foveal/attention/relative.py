@@ -266,7 +266,7 @@ class RelativeAttention(Attends):
         """
         e1, e2, _, _ = (digit == "1" for digit in self.terms)
         length, dtype = value.shape[1], value.dtype
-        bias = torch.where(seen, 0.0, -torch.inf).to(dtype)
+        bias = torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, -torch.inf)
         if table is not None:
             offsets = position + (length - 1) - torch.arange(length, device=position.device)
             sought: Tensor | None = self.position_bias

@@ -78,17 +78,27 @@ def beam_search(
         replay()
         if stop and t % ASK == ASK - 1 and search.finished:
             break
-    return search.result()
+    best = search.result()
+    if graph:
+        torch.cuda.current_stream().synchronize()  # before the graph and its memory are freed
+    return best
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
     """A function that replays ``step`` as a CUDA graph; capturing runs nothing."""
-    graph = torch.cuda.CUDAGraph()
+    graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
     half = torch.is_autocast_enabled("cuda")
     # Casts that autocast keeps would be freed before the graph is replayed.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False) if half else nullcontext()
-    with cast, torch.cuda.graph(graph):
-        step()
+    stream.wait_stream(current)
+    # Not torch.cuda.graph, which frees all cached memory first: that takes longer than many steps.
+    with cast, torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            step()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
     return graph.replay
 
 
@@ -144,7 +154,7 @@ class Beams:
         """
         beams, count = logits.shape[1:]
         chances = logits.float().log_softmax(-1)
-        chances[..., :END] = -torch.inf  # no padding, no unknown word, no beginning
+        chances[..., :END].fill_(-torch.inf)  # no padding, no unknown word, no beginning
         totals = (self.scores[..., None] + chances).flatten(1)
         values, index = totals.topk(2 * beams)  # enough, because one in each beam at most is an end
         parent, token = index // count, index % count
