@@ -39,6 +39,7 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "spatial/atlas",
         "spatial/cityscapes",
     ),
+    "translation": ("spatial/translation-lite", "spatial/translation"),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
@@ -91,6 +92,17 @@ COMPARED = {  # pairs of cells of which the second might be better
         ("mean_iou", f"{table}/none", f"{table}/{row}")
         for table in ("spatial/segmentation", "spatial/camvid")
         for row in ("1111", "1000", "0100", "0010", "0001", "0110", "0011", "deform", "deform-0010", "dynamic")
+    ),
+    "translation": tuple(
+        pair
+        for data in ("multi30k", "tatoeba")
+        for pair in _pairs(
+            "bleu",
+            "spatial/translation-lite",
+            f"{data}-1111",
+            *(f"{data}-{row}" for row in ("self-0111", "self-1000", "self-0110", "dynamic", "cross-0111")),
+        )
+        + _pairs("bleu", "spatial/translation-lite", f"{data}-deform-0010", f"{data}-self-0110")
     ),
     "fan-documents": (
         *_pairs("accuracy", "fan/table8", "different-word", "semantic"),

@@ -217,3 +217,12 @@ def test_dropped_weights():
 def test_bad_input(build, message):
     with pytest.raises(UserError, match=message):
         build()
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 4])
+def test_one_position_after_the_other(kernel):
+    module, x = sequences(kernel=kernel, causal=True), maps(size=(1, 6))[:, :, 0].mT
+    cache = torch.zeros(1, 2, 8, 4, dtype=torch.float64)
+    with torch.no_grad():
+        steps = [module.step(x[:, t], torch.tensor([t]), cache) for t in range(6)]
+        torch.testing.assert_close(torch.stack(steps, 1), module(x))

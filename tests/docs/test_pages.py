@@ -118,7 +118,14 @@ def test_overrides_are_real() -> None:
     override = re.compile(r"(?:train|optim|loss|data|model)\.\w+=\S+")
     texts = ("demo/document/sup", "fan/table6-yahoo/mini-hatt", "fan/table6/hatt")
     bases, seen = (
-        ("demo/refer/hattnet-ctx", "hattnet/table2/attention-soft", "demo/classify", "demo/detect/plain", *texts),
+        (
+            "demo/refer/hattnet-ctx",
+            "hattnet/table2/attention-soft",
+            "demo/classify",
+            "demo/detect/plain",
+            "demo/translate/all",
+            *texts,
+        ),
         0,
     )
     for page in PROSE:

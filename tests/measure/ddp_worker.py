@@ -13,6 +13,7 @@ from foveal.measure import (
     AttentionOverlap,
     AttentionPrecisionRecall,
     AveragePrecision,
+    Bleu,
     BoxAP,
     EnergyInBox,
     InnerInLast,
@@ -41,6 +42,7 @@ def metrics() -> dict[str, Metric]:
         "iou": MeanIoU(4),
         "boxes": BoxAP(2),
         "relations": RelationRecall(k=(1, 3, 30)),
+        "bleu": Bleu("char"),
     }
 
 
@@ -74,6 +76,7 @@ def samples() -> dict[str, tuple[Any, ...]]:
         "energy": (attention, mask),
         "iou": ((4 * attention).long(), (4 * attention.flip(1)).long().masked_fill(mask, 255)),
         "relations": (attention[..., :6], regions, regions.flip(1), related),
+        "bleu": ([f"text {i}" for i in range(SAMPLES)], [f"texts {i + 1}" for i in range(SAMPLES)]),
     }
 
 

@@ -26,6 +26,7 @@ TABLES = {  # rows and columns
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
     "demo/segment": (3, 0),
+    "demo/translate": (3, 0),
     "fan/ablations": (8, 1),
     "fan/controls": (2, 1),
     "fan/table5": (5, 1),
@@ -57,6 +58,8 @@ TABLES = {  # rows and columns
     "spatial/detection-lite": (5, 1),
     "spatial/rate": (4, 0),
     "spatial/segmentation": (11, 1),
+    "spatial/translation": (33, 1),
+    "spatial/translation-lite": (8, 2),
 }
 
 
@@ -113,7 +116,10 @@ def test_mechanisms_that_segmentation_and_detection_insert():
 
     sections = {}
     for name in available():
-        if name.startswith(("demo/segment/", "demo/detect/", "spatial/", "aw/table2")):
+        if (
+            name.startswith(("demo/segment/", "demo/detect/", "spatial/", "aw/table2"))
+            and load(name).task != "translate"
+        ):
             section = {"options": {"layers": [1, 1, 1, 1]}, **load(name).model, "width": 8}
             section.pop("checkpoint", None)
             sections[str(section)] = section
@@ -139,6 +145,19 @@ def test_the_atlas_has_every_setting_of_the_terms():
         expected |= {f"none-{terms}": (spatial,), f"deform-{terms}": (("deform", ""), spatial)}
         expected[f"dynamic-{terms}"] = (("dynamic", ""), spatial)
     assert seen == expected
+
+
+def test_translation_has_every_setting_in_self_and_in_cross_attention():
+    cells = {cell: load(f"spatial/translation/{cell}").model for cell in grids()["spatial/translation"].cells()}
+    chosen = {
+        cell: (model.get("encoder", "1111"), model.get("decoder", "1111"), model.get("cross", "1111"))
+        for cell, model in cells.items()
+        if "positions" not in model and not model.get("deform")
+    }
+    settings = [f"{n:04b}" for n in range(1, 16)]
+    expected = {(terms, terms, "1111") for terms in settings} | {("1111", "1111", terms) for terms in settings}
+    assert set(chosen.values()) == expected | {("dynamic", "dynamic", "1111")}
+    assert len(chosen) == 30
 
 
 # Former names -----------------------------------------------------------------------------------------------
@@ -190,6 +209,7 @@ def test_every_cell_of_a_table_had_one_former_name():
         "aw/table2",
         "demo/detect/",
         "demo/segment/",
+        "demo/translate/",
         "fan/controls/",
         "fan/table5",
         "hattnet/soft-rate/",

@@ -4,6 +4,7 @@ from foveal.attention.aw import AWConv2d, KernelAttention
 from foveal.attention.cbam import CBAM
 from foveal.attention.class_maps.cam import cam, class_attention
 from foveal.attention.deform import DeformableKernel, DeformConv2d
+from foveal.attention.deform1d import DeformConv1d
 from foveal.attention.dynamic import DynamicConv1d, DynamicConv2d
 from foveal.attention.focused import FocusedAttention
 from foveal.attention.insertion.attached import reattach
@@ -16,6 +17,7 @@ from foveal.attention.records.record import Attends, AttentionRecord, LazyValues
 from foveal.attention.records.watch import watch
 from foveal.attention.regions import FocusedRegions, RegionGraph, region_graphs
 from foveal.attention.relationships import Relationships, relationship_proposals
+from foveal.attention.relative import RelativeAttention
 from foveal.attention.se import SqueezeExcite
 from foveal.attention.spatial import SpatialAttention
 
@@ -24,6 +26,7 @@ __all__ = [
     "AWConv2d",
     "Attends",
     "AttentionRecord",
+    "DeformConv1d",
     "DeformConv2d",
     "DeformableKernel",
     "DotProduct",
@@ -39,6 +42,7 @@ __all__ = [
     "ProgressiveGate",
     "RegionGraph",
     "Relationships",
+    "RelativeAttention",
     "Site",
     "SpatialAttention",
     "SqueezeExcite",

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.deform1d import last_of
 from foveal.attention.insertion.registry import Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import InsideBlocks
 from foveal.attention.records.record import Attends
@@ -136,9 +137,7 @@ class DynamicConv1d(Attends):
         values = F.glu(self.value(x), -1)
         if mask is not None:
             values = values.masked_fill(~mask[..., None], 0)
-        logits = self.weights(values).unflatten(-1, (self.groups, -1))  # (N, T, G, K)
-        weights = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        weights = weights.permute(0, 2, 3, 1)  # (N, G, K, T)
+        weights = self._weights(values).permute(0, 2, 3, 1)  # (N, G, K, T)
         self.note(weights)
         weights = F.dropout(weights, self.drop, self.training).to(values.dtype)
         left = self.kernel - 1 if self.causal else self.kernel // 2
@@ -146,6 +145,28 @@ class DynamicConv1d(Attends):
         gathered = dynamic_conv(values.mT[:, :, None], weights[:, :, :, None], (1, self.kernel), padding)
         out = self.proj(gathered[:, :, 0].mT)
         return out if mask is None else out.masked_fill(~mask[..., None], 0)
+
+    def _weights(self, values: Tensor) -> Tensor:
+        """Weights of the taps at each position: (..., C) to (..., G, K)."""
+        logits = self.weights(values).unflatten(-1, (self.groups, -1))
+        return logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+    def step(self, x: Tensor, position: Tensor, cache: Tensor) -> Tensor:
+        """The next position of each sequence, of a causal convolution.
+
+        Args:
+            x: (N, C).
+            position: its number, int64 (1,), on the device.
+            cache: values at earlier positions, (1, N, L, C); those of this one are written into it.
+
+        Returns:
+            (N, C).
+        """
+        values, past = F.glu(self.value(x), -1), cache[0]
+        past.index_copy_(1, position, values[:, None].to(cache.dtype))
+        window = last_of(past, position, self.kernel).to(values.dtype).unflatten(-1, (self.groups, -1))
+        weights = self._weights(values).to(values.dtype)
+        return self.proj(torch.einsum("ngk,nkgc->ngc", weights, window).flatten(1))
 
     def extra_repr(self) -> str:
         """Show what the children do not."""

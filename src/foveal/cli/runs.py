@@ -98,6 +98,9 @@ def predict(
     if prediction.data is not None:
         write_text(path.with_suffix(".json"), json.dumps(prediction.data, indent=1) + "\n")
         say_written("As JSON", path.with_suffix(".json"))
+    if prediction.text is not None:
+        write_text(path.with_suffix(".txt"), prediction.text)
+        say_written("All of it", path.with_suffix(".txt"))
 
 
 def see(
@@ -113,7 +116,7 @@ def see(
 def _free(stem: str) -> Path:
     """A picture's name beside which nothing of an earlier prediction is overwritten."""
     names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
-    taken = (".png", ".json")
+    taken = (".png", ".json", ".txt")
     return Path(next(name for name in names if not any(Path(name + ending).exists() for ending in taken)) + ".png")
 
 

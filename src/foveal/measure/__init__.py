@@ -27,6 +27,7 @@ from foveal.measure.pointing_game import PointingGame, pointing_game
 from foveal.measure.regions import box_mask
 from foveal.measure.relation_recall import RelationRecall, relation_recall
 from foveal.measure.scale_accuracy import ScaleAccuracy, scale_accuracy
+from foveal.measure.translation import Bleu, Chrf, bleu, chrf
 from foveal.measure.true_positive_strength import TruePositiveStrength, true_positive_strength
 from foveal.measure.word_importance import word_importance
 
@@ -35,9 +36,11 @@ __all__ = [
     "AttentionOverlap",
     "AttentionPrecisionRecall",
     "AveragePrecision",
+    "Bleu",
     "BoxAP",
     "BoxScores",
     "CenterMass",
+    "Chrf",
     "EnergyInBox",
     "InnerInLast",
     "LabelMAP",
@@ -54,10 +57,12 @@ __all__ = [
     "attention_overlap",
     "attention_precision_recall",
     "average_precision",
+    "bleu",
     "box_ap",
     "box_mask",
     "box_scores",
     "center_mass",
+    "chrf",
     "energy_in_box",
     "inner_in_last",
     "label_map",

@@ -1,6 +1,6 @@
 """Whole networks built from attention modules, registered with timm as well."""
 
-from foveal.models import attribute, aw, cifar, detector, document, reference, scene, segmenter
+from foveal.models import attribute, aw, cifar, detector, document, reference, scene, segmenter, transformer
 from foveal.models.registry import create_model, list_models, register
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "register",
     "scene",
     "segmenter",
+    "transformer",
 ]

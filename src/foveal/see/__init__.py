@@ -11,7 +11,7 @@ from foveal.see.draw.curves import precision_recall, scale_accuracy, training
 from foveal.see.draw.document import DocumentSamples, document
 from foveal.see.draw.gates import gates
 from foveal.see.draw.overlay import attended, heatmap, overlay
-from foveal.see.draw.pairs import pairs
+from foveal.see.draw.pairs import all_pairs, pairs
 from foveal.see.draw.pareto import Tradeoff, pareto, tradeoffs
 from foveal.see.draw.query import query, query_maps, sampling
 from foveal.see.draw.relations import relations
@@ -26,6 +26,7 @@ __all__ = [
     "Samples",
     "TopClasses",
     "Tradeoff",
+    "all_pairs",
     "attended",
     "boxes",
     "class_maps",

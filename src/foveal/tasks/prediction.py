@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from foveal import registry
+from foveal.data.text.reading import TEXT_ENDINGS
 from foveal.errors import UserError
 from foveal.recipe import Recipe, complete
 from foveal.runs import RunFolder, find_run
@@ -45,6 +47,7 @@ class Prediction:
         lines: what a terminal shows for each model, by title.
         remark: what else there is to say.
         data: plain values for a JSON file, or None.
+        text: for a text file, or None.
         stem: beginning of the names of files that are written.
     """
 
@@ -53,6 +56,7 @@ class Prediction:
     lines: dict[str, list[str]] = field(default_factory=dict)
     remark: str = ""
     data: Any = None
+    text: str | None = None
     stem: str = "prediction"
 
     @property
@@ -93,3 +97,25 @@ def titles(runs: Sequence[Trained]) -> list[str]:
     """A title for each run; their folders if the titles are the same."""
     names = [run.recipe.title for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def text_file(text: str) -> Path | None:
+    """The file that ``text`` names, or None if it is a text itself.
+
+    A folder is neither, nor is a single word that looks like a file and is none.
+
+    >>> text_file("To be, or not to be." * 100) is None
+    True
+    """
+    if not text:
+        return None
+    try:
+        folder, exists = Path(text).is_dir(), Path(text).exists()
+    except (OSError, ValueError):  # too long for a name, or with characters that no name has
+        return None
+    if folder:
+        raise UserError(f"{text} is a folder; give a text, or one text file")
+    named = text.lower().endswith(TEXT_ENDINGS) or any(sep in text for sep in (os.sep, os.altsep) if sep)
+    if not exists and named and not any(letter.isspace() for letter in text):
+        raise UserError(f"there is no file {text}; give a text file, or a text of more than one word")
+    return Path(text) if exists else None

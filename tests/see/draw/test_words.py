@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from foveal.errors import UserError
-from foveal.see import pairs, words
+from foveal.see import all_pairs, pairs, words
 from foveal.see.draw._type import PALE, STRONG
 from foveal.see.draw.ring import INNER, REACH, ring, ring_svg
 
@@ -138,3 +138,23 @@ def test_the_matrix_shows_each_pair_in_its_place():
 def test_what_cannot_be_drawn(call, said):
     with pytest.raises(UserError, match=said):
         call()
+
+
+def test_pairs_of_two_sentences():
+    picture = pairs(["aa", "bb"], torch.eye(3)[:2], columns=["x", "y", "zz"], cell=40)
+    colours = picture.getcolors(1 << 16)
+    assert any(colour == (196, 64, 16) for _, colour in colours)
+    square = pairs(["aa", "bb"], torch.eye(2), cell=40)
+    assert picture.width > square.width + 30
+    with pytest.raises(UserError, match=r"must be \(2, 3\)"):
+        pairs(["aa", "bb"], torch.eye(2), columns=["x", "y", "zz"])
+
+
+def test_several_matrices():
+    words_of = [f"w{i}" for i in range(30)]
+    matrices = {f"term {i}": torch.rand(30, 30) for i in range(3)}
+    narrow, wide = (all_pairs(words_of, matrices, most=most) for most in (500, 5000))
+    assert wide.width > 2.5 * narrow.width
+    assert narrow.height > 2.5 * wide.height
+    with pytest.raises(UserError, match="no attention"):
+        all_pairs(["a"], {})

@@ -11,7 +11,7 @@ from foveal.cli import app
 from foveal.errors import UserError
 from foveal.recipe import load
 from foveal.tasks import fit, predict
-from foveal.tasks.document.prediction import text_file
+from foveal.tasks.prediction import text_file
 
 LONGER = {"train.epochs": 12, "train.select": "last", "optim.lr": 0.03}
 

@@ -8,6 +8,9 @@ All four terms are inner products of a column for the query with a column for th
   keys: these numbers are the query's columns, and a key has a one in the column of its own x and zeros elsewhere; the
   same along y. The first key of each axis is the reference that others are relative to, and needs no column.
 - A range adds a large negative number to the same columns.
+- In a sequence the x part alone needs a column for every key. Where the codes of positions have fewer numbers than
+  there are keys, their numbers are the columns instead (:mod:`foveal.kernels.spatial.waves`).
+- Padding is one more column: a large negative number for keys that are none.
 
 So a query has d + (w' − 1) + (h' − 1) columns, filled up to a multiple of eight: 128 for a 97×97 map with 256 channels,
 8 heads and keys at every second position. Memory is linear in the number of queries.
@@ -39,12 +42,14 @@ class Widths(NamedTuple):
 
     Attributes:
         content: d with E1, 1 for E3 without it, otherwise 0.
+        sequence: codes of positions in a sequence, and one for padding.
         x, y: numbers along each axis.
         empty: zeros up to a multiple of eight.
         values: columns of a value, of which the first d are its own.
     """
 
     content: int
+    sequence: int
     x: int
     y: int
     empty: int
@@ -53,13 +58,14 @@ class Widths(NamedTuple):
     @property
     def all(self) -> int:
         """Columns of a query."""
-        return self.content + self.x + self.y + self.empty
+        return self.content + self.sequence + self.x + self.y + self.empty
 
     @property
     def axes(self) -> tuple[slice, slice]:
         """Where the numbers along x and along y are."""
-        middle = self.content + self.x
-        return slice(self.content, middle), slice(middle, middle + self.y)
+        first = self.content + self.sequence
+        middle = first + self.x
+        return slice(first, middle), slice(middle, middle + self.y)
 
 
 def eights(count: int) -> int:
@@ -76,9 +82,10 @@ def widths(f: Factors, d: int, widen: bool) -> Widths:
         x, y = w_keys, h_keys
     elif f.across is not None:
         x, y = w_keys - 1, h_keys - 1
-    used = content + x + y
+    sequence = (0 if f.waves is None else f.waves.keys.shape[-1]) + (f.valid is not None)
+    used = content + sequence + x + y
     total = eights(max(used, d))
-    return Widths(content, x, y, total - used, total if widen else eights(d))
+    return Widths(content, sequence, x, y, total - used, total if widen else eights(d))
 
 
 def columns(factors: Factors, values: Tensor, *, widen: bool = True) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +100,7 @@ def columns(factors: Factors, values: Tensor, *, widen: bool = True) -> tuple[Te
         (B, M, N, columns), (B, M, N', columns) and (B, M, N', d or more).
     """
     f, each = factors, widths(factors, values.shape[-1], widen)
-    if f.near_x is None and first_order_suffices() and not observed(values):
+    if f.near_x is None and not each.sequence and first_order_suffices() and not observed(values):
         across, down = (_numbers(f, table) for table in (f.across, f.down))
         return _Columns.apply(
             f.size, each, values, f.query, f.key, f.salience, f.key_bias, f.position_bias, across, down
@@ -119,14 +126,25 @@ def _by_operators(f: Factors, values: Tensor, each: Widths) -> tuple[Tensor, Ten
     sought = f.query if f.terms[1] == "1" else None  # what position is compared with, beside the bias
     if sought is not None and f.position_bias is not None:
         sought = sought + f.position_bias.to(dtype)
+    if f.waves is not None:
+        against = f.position_bias if sought is None else sought
+        assert against is not None
+        of_query.append(f.waves.of_queries(against).to(dtype).expand(batch, h, w, heads, -1))
+        of_key.append(f.waves.keys.to(dtype)[:, None].expand(batch, h_keys, w_keys, heads, -1))
+    if f.valid is not None:
+        of_query.append(values.new_ones(()).expand(batch, h, w, heads, 1))
+        far = torch.where(f.valid, 0.0, FAR).to(dtype)
+        of_key.append(far.view(batch, h_keys, w_keys, 1, 1).expand(-1, -1, -1, heads, -1))
     for part in (_axis(f, sought, f.across, f.near_x, "w", dtype), _axis(f, sought, f.down, f.near_y, "h", dtype)):
         if part is not None:
             of_query.append(part.expand(batch, h, w, heads, -1))
     if each.empty:
         of_query.append(values.new_zeros(()).expand(batch, h, w, heads, each.empty))
-    own_columns = one_hot(h_keys, w_keys, each.x, each.y, each.empty, dtype, values.device)
-    of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
-    q, k = (torch.cat(parts, -1).flatten(1, 2).transpose(1, 2) for parts in (of_query, of_key))
+    if each.x + each.y + each.empty:
+        own_columns = one_hot(h_keys, w_keys, each.x, each.y, each.empty, dtype, values.device)
+        of_key.append(own_columns.expand(batch, h_keys, w_keys, heads, -1))
+    sides = (parts[0] if len(parts) == 1 else torch.cat(parts, -1) for parts in (of_query, of_key))
+    q, k = (side.flatten(1, 2).transpose(1, 2) for side in sides)
     return q, k
 
 

@@ -16,7 +16,7 @@ from foveal.kernels.spatial.plain import Factors
 WIDEST = 256  # columns that flash attention can have
 
 
-def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Tensor:
+def attend(factors: Factors, values: Tensor, *, widen: bool | None = None, dropout: float = 0.0) -> Tensor:
     """Attention by one call of ``scaled_dot_product_attention``.
 
     Args:
@@ -24,6 +24,7 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
         values: V x, (B, h', w', M, d).
         widen: give the values as many columns as the keys, which flash attention requires, on a CPU as well. Otherwise
             the memory-efficient kernel runs on a GPU. By default where flash attention can have them.
+        dropout: probability that a weight is dropped.
 
     Returns:
         (B, h, w, M, d).
@@ -34,7 +35,9 @@ def attend(factors: Factors, values: Tensor, *, widen: bool | None = None) -> Te
         widen = not values.is_cuda or (half and widths(factors, d, True).all <= WIDEST)
     q, k, v = columns(factors, values, widen=widen)
     with nullcontext() if first_order_suffices() else sdpa_kernel(SDPBackend.MATH):  # others have no second derivative
-        gathered = F.scaled_dot_product_attention(q, k, v, scale=factors.scale)
+        gathered = F.scaled_dot_product_attention(
+            q, k, v, scale=factors.scale, dropout_p=dropout, is_causal=factors.causal
+        )
     return gathered[..., :d].transpose(1, 2).unflatten(1, factors.size[:2])
 
 

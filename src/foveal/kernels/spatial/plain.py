@@ -1,8 +1,8 @@
 """The four terms of spatial attention, straight from their equations.
 
-Positions are those of a map: queries (h, w), keys (h', w'), M heads of width d. Energies have the size N·N' (N = h·w
-queries, N' = h'·w' keys), so this is the reference and what records show; :mod:`foveal.kernels.spatial.fused` computes
-the same without them.
+Positions are those of a map: queries (h, w), keys (h', w'), M heads of width d. A sequence is a map of one row.
+Energies have the size N·N' (N = h·w queries, N' = h'·w' keys), so this is the reference and what records show;
+:mod:`foveal.kernels.spatial.fused` computes the same without them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from foveal.kernels.spatial.waves import Waves
 
 
 class Factors(NamedTuple):
@@ -28,12 +30,15 @@ class Factors(NamedTuple):
         key_bias: u, (M, d), for E3.
         position_bias: v, (M, d), for E4.
         across: V^R R along x, (w, w' − 1, M, d), for E2 and E4: key k + 1 relative to key 0.
-        down: the same along y, (h, h' − 1, M, d).
+        down: the same along y, (h, h' − 1, M, d); None for a sequence.
         near_x: bool (w, w'), true for keys within the range of a query along x; None without a range.
         near_y: bool (h, h').
         batch, heads: B and M.
         size: (h, w, h', w').
         scale: of the sum of energies.
+        waves: V^R and the codes of positions of a long sequence, instead of ``across``.
+        valid: bool (B, N'), false for keys that are padding; None if all are real.
+        causal: whether a query sees keys up to its own position only; for a sequence.
     """
 
     terms: str
@@ -50,6 +55,9 @@ class Factors(NamedTuple):
     heads: int
     size: tuple[int, int, int, int]
     scale: float
+    waves: Waves | None = None
+    valid: Tensor | None = None
+    causal: bool = False
 
 
 def energies(factors: Factors, queries: Tensor | None = None) -> dict[str, Tensor]:
@@ -63,7 +71,7 @@ def energies(factors: Factors, queries: Tensor | None = None) -> dict[str, Tenso
         ``E1`` … ``E4``, each (B, M, Q, N'); E2 and E4 relative to the first key.
     """
     f = _one_dtype(factors)
-    device = next(t for t in (f.key, f.query, f.salience, f.across) if t is not None).device
+    device = next(t for t in (f.key, f.query, f.salience, f.across, f.position_bias) if t is not None).device
     queries = torch.arange(f.size[0] * f.size[1], device=device) if queries is None else queries.to(device)
     rows, columns = queries // f.size[1], queries % f.size[1]
     query = None if f.query is None else f.query[:, rows, columns]  # (B, Q, M, d)
@@ -104,37 +112,48 @@ def _salience(f: Factors) -> Tensor:
 
 def _position(f: Factors, query: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Sum of the x part and the y part for queries (B, Q, M, d) at these rows and columns: (B, M, Q, N')."""
+    if f.waves is not None:
+        x = f.waves.energies(query, columns)
+        return x - x[..., :1]
     assert f.across is not None
-    assert f.down is not None
-    if len(rows) == f.size[0] * f.size[1]:  # whole maps: the tables need not be repeated for every query
-        maps = query.unflatten(1, f.size[:2])
+    whole = len(rows) == f.size[0] * f.size[1]  # of whole maps, tables need not be repeated for every query
+    maps = query.unflatten(1, f.size[:2]) if whole else query
+    if whole:
         x = torch.einsum("bhwmd,wkmd->bmhwk", maps, f.across).flatten(2, 3)
-        y = torch.einsum("bhwmd,hkmd->bmhwk", maps, f.down).flatten(2, 3)
     else:
         x = torch.einsum("bqmd,qkmd->bmqk", query, f.across[columns])
+    x = F.pad(x, (1, 0))  # the first key
+    if f.down is None:
+        return x
+    if whole:
+        y = torch.einsum("bhwmd,hkmd->bmhwk", maps, f.down).flatten(2, 3)
+    else:
         y = torch.einsum("bqmd,qkmd->bmqk", query, f.down[rows])
-    x, y = F.pad(x, (1, 0)), F.pad(y, (1, 0))  # the first key
-    return (y[..., :, None] + x[..., None, :]).flatten(-2)
+    return (F.pad(y, (1, 0))[..., :, None] + x[..., None, :]).flatten(-2)
 
 
 def near(factors: Factors, queries: Tensor | None = None) -> Tensor | None:
-    """Which keys a query may see, bool (Q, N'); None for all."""
+    """Which keys a query may see by their positions, bool (Q, N'); None for all."""
     f = factors
-    if f.near_x is None or f.near_y is None:
-        return None
     if queries is None:
         queries = torch.arange(f.size[0] * f.size[1])
+    if f.causal:
+        return torch.arange(f.size[3], device=queries.device) <= queries[:, None]
+    if f.near_x is None or f.near_y is None:
+        return None
     queries = queries.to(f.near_x.device)
     x, y = f.near_x[queries % f.size[1]], f.near_y[queries // f.size[1]]
     return (y[:, :, None] & x[:, None, :]).flatten(1)
 
 
 def weights(energy: Tensor, factors: Factors, queries: Tensor | None = None) -> Tensor:
-    """Softmax over keys of energies (..., Q, N'), in float32 or wider."""
+    """Softmax over keys of energies (B, M, Q, N'), in float32 or wider."""
     energy = energy.to(torch.promote_types(energy.dtype, torch.float32)) * factors.scale
     visible = near(factors, queries)
     if visible is not None:
-        energy = energy.masked_fill(~visible, -torch.inf)
+        energy = energy.masked_fill(~visible.to(energy.device), -torch.inf)
+    if factors.valid is not None:
+        energy = energy.masked_fill(~factors.valid[:, None, None].to(energy.device), -torch.inf)
     return energy.softmax(-1)
 
 

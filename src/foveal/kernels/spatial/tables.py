@@ -29,18 +29,19 @@ def offsets(queries: int, keys: int, strides: tuple[int, int], device: torch.dev
     return q[:, None] - k
 
 
-def position_code(offset: Tensor, frequencies: int) -> Tensor:
-    """The sinusoidal code of an offset δ: sin(δ/dim_i), then cos(δ/dim_i), with dim_i = 1000^(i/frequencies).
+def position_code(offset: Tensor, frequencies: int, base: float = BASE) -> Tensor:
+    """The sinusoidal code of an offset δ: sin(δ/dim_i), then cos(δ/dim_i), with dim_i = base^(i/frequencies).
 
     Args:
         offset: (...), float32 or wider.
-        frequencies: D_R/4.
+        frequencies: D_R/4; of a sequence, which has one axis, D_R/2.
+        base: of the wavelengths.
 
     Returns:
         (..., 2 · frequencies).
     """
     exponents = torch.arange(frequencies, device=offset.device, dtype=offset.dtype) / frequencies
-    angles = offset[..., None] / BASE**exponents
+    angles = offset[..., None] / base**exponents
     return torch.cat([angles.sin(), angles.cos()], -1)
 
 
@@ -59,6 +60,36 @@ def relative_codes(
         return (codes[:, 1:] - codes[:, :1]) * 0.5**0.5
 
     return _kept(("codes", queries, keys, strides, magnitude, frequencies, dtype, like.device), make)
+
+
+def sequence_codes(first: int, last: int, frequencies: int, base: float, like: Tensor) -> Tensor:
+    """Codes of the whole numbers from ``first`` to ``last``: (last − first + 1, 2 · frequencies), float32 or wider."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+
+    def make() -> Tensor:
+        return position_code(torch.arange(first, last + 1, device=like.device, dtype=dtype), frequencies, base)
+
+    return _kept(("sequence", first, last, frequencies, base, dtype, like.device), make)
+
+
+def sequence_table(projected: Tensor, keys: int) -> Tensor:
+    """What a sequence has for each query and key, relative to the first key.
+
+    Args:
+        projected: of the offsets (query minus key) from −(keys − 1) on, one after the other, (queries + keys − 1, ...).
+        keys: their number.
+
+    Returns:
+        (queries, keys − 1, ...).
+
+    >>> sequence_table(torch.tensor([-2, -1, 0, 1, 2]), 3)
+    tensor([[-1, -2],
+            [-1, -2],
+            [-1, -2]])
+    """
+    windows = projected.unfold(0, keys, 1)  # (queries, ..., keys), the last key first
+    table = windows.flip(-1).movedim(-1, 1)
+    return table[:, 1:] - table[:, :1]
 
 
 def near(queries: int, keys: int, strides: tuple[int, int], reach: int, device: torch.device) -> Tensor:

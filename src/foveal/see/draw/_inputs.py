@@ -36,11 +36,11 @@ def numbers(values: Sequence[float] | Tensor, name: str, count: int) -> list[flo
     return flat.tolist()
 
 
-def matrix(weights: Sequence[Sequence[float]] | Tensor, name: str, count: int) -> Tensor:
-    """A finite, not negative number for each pair of ``count`` words, float64 (N, N)."""
-    square = torch.as_tensor(weights).detach().cpu().double()
-    if square.shape != (count, count):
-        raise UserError(f"{name} {tuple(square.shape)} must be ({count}, {count}), a row and a column for each word")
-    if not bool(((square >= 0) & square.isfinite()).all()):
+def matrix(weights: Sequence[Sequence[float]] | Tensor, name: str, rows: int, columns: int) -> Tensor:
+    """A finite, not negative number for each pair of words, float64 (rows, columns)."""
+    values = torch.as_tensor(weights).detach().cpu().double()
+    if values.shape != (rows, columns):
+        raise UserError(f"{name} {tuple(values.shape)} must be ({rows}, {columns}), a row and a column for each word")
+    if not bool(((values >= 0) & values.isfinite()).all()):
         raise UserError(f"{name} must be finite and not negative; give weights after the softmax")
-    return square
+    return values

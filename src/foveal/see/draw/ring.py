@@ -104,7 +104,7 @@ def ring(
     """Lay out a ring; arguments as in :func:`foveal.see.words`."""
     sentence = some_words(words)
     values = numbers(importance, "importance", len(sentence))
-    pairs = matrix(weights, "weights", len(sentence)) if weights is not None else None
+    pairs = matrix(weights, "weights", len(sentence), len(sentence)) if weights is not None else None
     greatest, step = max(values) or 1.0, 2 * math.pi / len(sentence)
     letters, half = min(12.5, 560 / len(sentence)), min(0.42 * step, 0.2)
     spokes = []

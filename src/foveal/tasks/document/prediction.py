@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from foveal.data.text.documents import TextOptions, text_format
 from foveal.data.text.encode import Form, numbered, prepare
-from foveal.data.text.reading import TEXT_ENDINGS
 from foveal.errors import UserError
 from foveal.models.document import DocumentNet
 from foveal.recipe import Recipe
 from foveal.see import DocumentSamples, document
 from foveal.tasks.answers import answer_lines, named_answers
 from foveal.tasks.document.task import look
-from foveal.tasks.prediction import Prediction, Trained
+from foveal.tasks.prediction import Prediction, Trained, text_file
 from foveal.typed import parse
 
 NO_WORD = "There is no word in this text."
@@ -72,25 +69,3 @@ def as_in_training(recipe: Recipe, text: str) -> str:
     if file is not None and "\0" in decoded:
         raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
     return decoded
-
-
-def text_file(text: str) -> Path | None:
-    """The file that ``text`` names, or None if it is a text itself.
-
-    A folder is neither, nor is a single word that looks like a file and is none.
-
-    >>> text_file("To be, or not to be." * 100) is None
-    True
-    """
-    if not text:
-        return None
-    try:
-        folder, exists = Path(text).is_dir(), Path(text).exists()
-    except (OSError, ValueError):  # too long for a name, or with characters that no name has
-        return None
-    if folder:
-        raise UserError(f"{text} is a folder; give a text, or one text file")
-    named = text.lower().endswith(TEXT_ENDINGS) or any(sep in text for sep in (os.sep, os.altsep) if sep)
-    if not exists and named and not any(letter.isspace() for letter in text):
-        raise UserError(f"there is no file {text}; give a text file, or a text of more than one word")
-    return Path(text) if exists else None
