@@ -6,12 +6,14 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from rich.console import Console
@@ -93,8 +95,7 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
     threads = max(1, (os.cpu_count() or 1) // jobs)
     others = set(multiprocessing.active_children())
     left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, _obey_the_parent) as pool, _Bars(waiting) as bars:
+    with ProcessPoolExecutor(jobs, _processes(), _start, (dict(os.environ),)) as pool, _Bars(waiting) as bars:
         try:
             while True:
                 # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
@@ -117,8 +118,19 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
             raise
 
 
-def _obey_the_parent() -> None:
+def _processes() -> BaseContext:
+    """How processes are started: forked from one that has imported PyTorch and nothing else, where that is safe."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _start(environment: dict[str, str]) -> None:
     """In a new process: leave Ctrl-C to the parent, and do not outlive it if it is killed."""
+    os.environ.clear()  # it is that of the time when the first of these processes was started
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
