@@ -38,7 +38,7 @@ print(loaded("lightning", "matplotlib"))
 
 @pytest.mark.slow
 def test_names_are_loaded_when_first_used():
-    """One room after the other: none imports the compiler, a drawing library, timm or Lightning that it does not need."""
+    """One room after the other, and none imports the compiler, a drawing library or Lightning without need."""
     done = run(IN_TURN)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["foveal.attention ['torch']", "foveal.see []", "True True", "[]"]

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 import torch
+from forked import run_command, start
 from PIL import Image
 from readhtml import read
 from safetensors.torch import save_file
 from small_voc import write_voc
-from forked import run_command, start
 from tiny import DIGITS, tiny_recipe, wait_for_epochs, write_recipe
 
 import foveal
