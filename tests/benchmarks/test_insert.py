@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from forked import Forked
 from torch import nn
 
 import foveal
@@ -130,10 +131,21 @@ def test_a_process_that_dies_or_takes_too_long_is_a_row(insert, tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_process_each(insert, tmp_path):
+def test_a_process_each(insert, tmp_path, monkeypatch):
+    statuses = []
+
+    def run(words, timeout, **options):
+        ended = Forked(
+            "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')", *words[1:]
+        )
+        statuses.append(ended.wait(timeout))
+        return statuses[-1]
+
+    monkeypatch.setattr(subprocess, "run", run)
     insert.main([*SMALL, "--isolate", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
     rows = read(tmp_path / "rows.csv")
     assert [(row["part"], row["error"]) for row in rows] == [("train", ""), ("infer", "")]
+    assert [status.returncode for status in statuses] == [0, 0]
 
 
 @pytest.mark.slow
