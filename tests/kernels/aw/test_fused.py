@@ -40,7 +40,7 @@ def use(form, monkeypatch):
 
 @pytest.fixture(params=TILES)
 def tile(request, monkeypatch):
-    """Each form in turn; returns the size of the maps: each position is a tile in one form, and the interpreter slow."""
+    """Each form in turn; returns the sizes of maps, small ones where each position is a tile of its own."""
     use(request.param, monkeypatch)
     most = 3 if request.param == "one position of many" else 100
     return lambda *size: tuple(min(side, most) for side in size)
