@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from fake_runs import write_run
 from forked import run_command
 
 import foveal
@@ -16,7 +17,7 @@ MODULE = sys.modules[cli.main.__module__]  # foveal.cli.app is the application i
 COMMANDS = ("demo", "list", "train", "test", "predict", "see", "reproduce", "compare", "sites", "data", "bench")
 
 
-LIGHT = [
+LIGHT = [  # the last ones compute with NumPy
     "--help",
     "--version",
     "list",
@@ -26,10 +27,22 @@ LIGHT = [
     "data nosuch",
     "bench",
     "train nosuch",
+    "test nosuch",
+    "predict nosuch x.png",
+    "see nosuch",
+    "reproduce nosuch",
+    "compare SOFT HARD",
+    "compare rows.csv a b",
 ]
 
 
-def test_commands_that_need_no_model_do_not_import_torch():
+@pytest.mark.slow
+def test_commands_that_need_no_model_do_not_import_torch(tmp_path):
+    for title in ("SOFT", "HARD"):
+        for seed in (0, 1):
+            write_run(tmp_path / title / f"seed{seed}", title, seed=seed)
+    rows = ["table,recipe,metric,unit,better,values", "t,a,accuracy,%,higher,0.1 0.2", "t,b,accuracy,%,higher,0.2 0.4"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
     code = f"""if True:
         import sys
         from foveal.cli import main
@@ -39,14 +52,17 @@ def test_commands_that_need_no_model_do_not_import_torch():
                 main()
             except SystemExit:
                 pass
-            loaded = {{"torch", "lightning", "torchvision", "matplotlib", "timm", "numpy"}} & set(sys.modules)
+            heavy = {{"torch", "lightning", "torchvision", "matplotlib", "timm", "scipy.stats"}}
+            loaded = set(sys.modules) & (heavy if command.startswith("compare") else heavy | {{"numpy"}})
             assert not loaded, (command, loaded)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
         assert f" {command} " in done.stdout
     assert "unknown dataset 'nosuch'" in done.stderr
+    assert "HARD − SOFT: accuracy" in done.stdout or "SOFT − HARD: accuracy" in done.stdout
+    assert "b − a: accuracy" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -105,7 +105,9 @@ def test_a_mistake_is_one_line_and_status_2(call, words, advice):
 def test_benchmarks_are_listed(call):
     status, out, _ = call("bench")
     assert status == 0
-    assert {"aw", "reference"} <= set(out.split())
+    lines = dict(line.split(None, 1) for line in out.splitlines()[1:])  # each says what it measures
+    assert lines.keys() == {path.stem for path in BENCHMARKS}
+    assert "beside the plain convolution" in lines["aw"]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in BENCHMARKS])

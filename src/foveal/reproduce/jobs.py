@@ -20,10 +20,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from foveal.errors import InterruptedRunError, TrainingError, UserError
-from foveal.measure.info import metric_info
+from foveal.metric_info import metric_info
 from foveal.reproduce.cells import Cell
 from foveal.runs import RunFolder
-from foveal.tasks.train import build_source, fit
 
 
 @dataclass(frozen=True)
@@ -40,6 +39,8 @@ class Failure:
 def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
     """Train and test one cell in this process."""
     import torch
+
+    from foveal.tasks.train import fit
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -66,6 +67,8 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
     for cell in todo:
         RunFolder(cell.out).check(cell.recipe)  # a result of other settings must not pass for one of these
     waiting = [cell for cell in todo if not cell.done]
+    from foveal.tasks.train import build_source  # imported here: to look at results needs neither PyTorch nor a task
+
     for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
         build_source(recipe, data)
     failures: list[Failure] = []
@@ -123,7 +126,7 @@ def _processes() -> BaseContext:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    context.set_forkserver_preload(["foveal.tasks.train"])
     return context
 
 
