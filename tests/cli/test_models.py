@@ -115,3 +115,19 @@ def test_the_options_of_a_benchmark_are_its_own(call, name):
     status, out, _ = call("bench", name, "--", "--help")
     assert status == 0
     assert f"usage: {name}.py" in out
+
+
+def test_a_remark_is_one_line(call):
+    status, out, err = call("sites", "mobilenetv3_small_050", "--mechanism", "se")
+    assert status == 0
+    assert "11 sites" in out
+    (line,) = err.splitlines()
+    assert line.startswith("note: MobileNetV3 has squeeze and excitation already")
+    assert "models.py" not in line
+
+
+def test_an_unknown_model_does_not_list_all_of_timm(call):
+    status, _, err = call("sites", "bert")
+    assert status == 2
+    assert "named as in timm or torchvision" in err
+    assert len(err) < 200
