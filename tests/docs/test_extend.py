@@ -62,6 +62,13 @@ def test_the_page_is_one_project():
     assert len(blocks()) == TEXT.count("\n```") / 2
 
 
+def test_everything_is_imported_from_a_room():
+    """No example needs to know which file of a room something is in."""
+    imported = {match[1] for match in re.finditer(r"^from (foveal[\w.]*) import", TEXT, re.MULTILINE)}
+    assert imported
+    assert {module for module in imported if module.count(".") > 1} <= {"foveal.see.page", "foveal.tasks.classify"}
+
+
 @pytest.mark.usefixtures("unregistered")
 def test_examples_run(project: Path):
     namespace = {"__name__": "example"}

@@ -1,6 +1,18 @@
 """Whole networks built from attention modules, registered with timm as well."""
 
 from foveal.models import attribute, aw, cifar, document, reference, segmenter
+from foveal.models.build import build_model
 from foveal.models.registry import create_model, list_models, register
 
-__all__ = ["attribute", "aw", "cifar", "create_model", "document", "list_models", "reference", "register", "segmenter"]
+__all__ = [
+    "attribute",
+    "aw",
+    "build_model",
+    "cifar",
+    "create_model",
+    "document",
+    "list_models",
+    "reference",
+    "register",
+    "segmenter",
+]

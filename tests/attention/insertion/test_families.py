@@ -147,3 +147,10 @@ def test_a_network_with_squeeze_and_excitation():
 def test_layers_without_maps(layer):
     with pytest.raises(UserError, match=r"2-D feature maps \(N, C, H, W\), the only ones that are served"):
         foveal.insert(nn.Sequential(layer), "se", at="0")
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(3, 8, 3), nn.Conv3d(3, 8, 3), nn.TransformerEncoderLayer(8, 2)])
+def test_a_network_without_maps_is_not_told_to_choose_a_layer(layer):
+    with pytest.raises(UserError, match=r"no layer with 2-D feature maps.*foveal\.watch") as caught:
+        foveal.sites(nn.Sequential(layer), "se")
+    assert "at=" not in str(caught.value)
