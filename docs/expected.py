@@ -1,7 +1,7 @@
 """What the pages show of results: tables in order, what is left out, and which cells are compared.
 
 Rows, columns and titles of a table come from its recipes (``foveal.recipe.grids``), titles and units of metrics from
-``foveal.measure.info``.
+``foveal.metric_info``.
 """
 
 from __future__ import annotations

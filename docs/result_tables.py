@@ -9,7 +9,7 @@ from pathlib import Path
 
 from expected import AGAIN, COMPARED, TABLES, UNTIMED
 
-from foveal.measure.info import metric_info
+from foveal.metric_info import metric_info
 from foveal.recipe.grids import grids
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: its kernels then run on the CPU
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain nothing from threads
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # nor do small graphs from a pool of processes that import PyTorch
 torch.set_num_threads(1)
 
 # The same examples in every run: a failure comes from the change at hand. --hypothesis-profile=search draws others.

@@ -1,11 +1,10 @@
 """Modules of the user's own, as the command line finds them."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forked import Ended, run_command
 
 from foveal import plugins
 from foveal.errors import UserError
@@ -52,10 +51,8 @@ class MyTask(Classify):
 """
 
 
-def foveal(folder: Path, *words: str, plugins: str = "my_module") -> subprocess.CompletedProcess[str]:
-    around = {**os.environ, "FOVEAL_PLUGINS": plugins, "COLUMNS": "200"}
-    command = [str(Path(sys.executable).with_name("foveal")), *words]
-    return subprocess.run(command, cwd=folder, env=around, capture_output=True, text=True, check=False)
+def foveal(folder: Path, *words: str, plugins: str = "my_module") -> Ended:
+    return run_command(*words, cwd=folder, env={**os.environ, "FOVEAL_PLUGINS": plugins, "COLUMNS": "200"})
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
+from fake_runs import write_run
+from forked import run_command
 
 import foveal
 from foveal import cli
@@ -14,7 +17,7 @@ MODULE = sys.modules[cli.main.__module__]  # foveal.cli.app is the application i
 COMMANDS = ("demo", "list", "train", "test", "predict", "see", "reproduce", "compare", "sites", "data", "bench")
 
 
-LIGHT = [
+LIGHT = [  # the last ones compute with NumPy
     "--help",
     "--version",
     "list",
@@ -24,10 +27,22 @@ LIGHT = [
     "data nosuch",
     "bench",
     "train nosuch",
+    "test nosuch",
+    "predict nosuch x.png",
+    "see nosuch",
+    "reproduce nosuch",
+    "compare SOFT HARD",
+    "compare rows.csv a b",
 ]
 
 
-def test_commands_that_need_no_model_do_not_import_torch():
+@pytest.mark.slow
+def test_commands_that_need_no_model_do_not_import_torch(tmp_path):
+    for title in ("SOFT", "HARD"):
+        for seed in (0, 1):
+            write_run(tmp_path / title / f"seed{seed}", title, seed=seed)
+    rows = ["table,recipe,metric,unit,better,values", "t,a,accuracy,%,higher,0.1 0.2", "t,b,accuracy,%,higher,0.2 0.4"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows))
     code = f"""if True:
         import sys
         from foveal.cli import main
@@ -37,14 +52,17 @@ def test_commands_that_need_no_model_do_not_import_torch():
                 main()
             except SystemExit:
                 pass
-            loaded = {{"torch", "lightning", "torchvision", "matplotlib", "timm", "numpy"}} & set(sys.modules)
+            heavy = {{"torch", "lightning", "torchvision", "matplotlib", "timm", "scipy.stats"}}
+            loaded = set(sys.modules) & (heavy if command.startswith("compare") else heavy | {{"numpy"}})
             assert not loaded, (command, loaded)
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for command in COMMANDS:
         assert f" {command} " in done.stdout
     assert "unknown dataset 'nosuch'" in done.stderr
+    assert "HARD − SOFT: accuracy" in done.stdout or "SOFT − HARD: accuracy" in done.stdout
+    assert "b − a: accuracy" in done.stdout
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -152,13 +170,12 @@ def test_mistakes_are_one_line_and_status_2(call, words, advice):
 @pytest.mark.slow
 def test_a_process_of_its_own(tmp_path):
     """Exit status and streams as a shell sees them."""
-    command = [sys.executable, "-m", "foveal", "train", "hattnet/mref-sotf"]
+    command = [str(Path(sys.executable).with_name("foveal")), "train", "hattnet/mref-sotf"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith("foveal: unknown recipe 'hattnet/mref-sotf'; did you mean")
     assert done.stderr.count("\n") == 1
-    command[-1] = "hattnet/mref-soft"
-    done = subprocess.run([*command, "seed=x"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_command("train", "hattnet/mref-soft", "seed=x", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[0] == "hint: hattnet/mref-soft is now called hattnet/table1/mref-soft"

@@ -1,10 +1,9 @@
 """The lists of names that are shown without importing PyTorch."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from forked import Forked
 
 from foveal import data, plugins
 from foveal.attention.insertion import registry as mechanisms
@@ -15,8 +14,7 @@ STORED = json.loads(catalogue.FILE.read_text(encoding="utf-8"))
 
 @pytest.mark.slow
 def test_the_committed_catalogue_is_up_to_date():
-    code = "import json; from foveal.cli import catalogue; print(json.dumps(catalogue.current()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = Forked("import json; from foveal.cli import catalogue; print(json.dumps(catalogue.current()))").wait()
     assert json.loads(done.stdout) == STORED, "write it again: uv run python docs/tables.py"
 
 

@@ -105,7 +105,9 @@ def test_a_mistake_is_one_line_and_status_2(call, words, advice):
 def test_benchmarks_are_listed(call):
     status, out, _ = call("bench")
     assert status == 0
-    assert {"aw", "reference"} <= set(out.split())
+    lines = dict(line.split(None, 1) for line in out.splitlines()[1:])  # each says what it measures
+    assert lines.keys() == {path.stem for path in BENCHMARKS}
+    assert "beside the plain convolution" in lines["aw"]
 
 
 @pytest.mark.parametrize("name", [path.stem for path in BENCHMARKS])
@@ -113,3 +115,19 @@ def test_the_options_of_a_benchmark_are_its_own(call, name):
     status, out, _ = call("bench", name, "--", "--help")
     assert status == 0
     assert f"usage: {name}.py" in out
+
+
+def test_a_remark_is_one_line(call):
+    status, out, err = call("sites", "mobilenetv3_small_050", "--mechanism", "se")
+    assert status == 0
+    assert "11 sites" in out
+    (line,) = err.splitlines()
+    assert line.startswith("note: MobileNetV3 has squeeze and excitation already")
+    assert "models.py" not in line
+
+
+def test_an_unknown_model_does_not_list_all_of_timm(call):
+    status, _, err = call("sites", "bert")
+    assert status == 2
+    assert "named as in timm or torchvision" in err
+    assert len(err) < 200

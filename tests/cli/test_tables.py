@@ -94,7 +94,7 @@ def test_runs_that_fail_by_a_mistake_are_status_2(call, monkeypatch, tmp_path, p
     def fit(*args, **options):
         raise problem if "soft" in str(args) else UserError("mistake")
 
-    monkeypatch.setattr("foveal.reproduce.jobs.fit", fit)
+    monkeypatch.setattr("foveal.tasks.train.fit", fit)
     ended = call("demo", "--jobs", 1, "--out", tmp_path)
     assert ended.status == status
     assert "5 run(s) failed; the first: demo/refer/" in ended.err

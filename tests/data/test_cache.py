@@ -1,13 +1,12 @@
 """The cache: safe against crashes, damage and two processes at once."""
 
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from forked import Forked
 
 from foveal.data.cache import cache_folder, cached
 
@@ -181,12 +180,10 @@ assert torch.equal(tensors, torch.arange(10_000) * 7), tensors
 @pytest.mark.slow
 def test_two_processes_at_once_make_it_once(tmp_path, folder):
     environment = os.environ | {"FOVEAL_CACHE": str(folder)}
-    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
-    running = [
-        subprocess.Popen([*command, me], env=environment, stderr=subprocess.PIPE, text=True) for me in ("a", "b")
-    ]
-    errors = [process.communicate(timeout=120)[1] for process in running]
-    assert [process.returncode for process in running] == [0, 0], errors
+    running = [Forked(PROCESS, tmp_path, me, env=environment) for me in ("a", "b")]
+    for process in running:
+        status, _, errors = process.wait(120)
+        assert status == 0, errors
     assert len(list(tmp_path.glob("made-*"))) == 1
     assert only_file(folder)
     assert not list(folder.glob("*.partial"))

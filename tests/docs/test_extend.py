@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from forked import Forked
 
 CPU, SPLITS = torch.device("cpu"), ("train", "val", "test")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "extend.md"
@@ -62,6 +62,13 @@ def test_the_page_is_one_project():
     assert len(blocks()) == TEXT.count("\n```") / 2
 
 
+def test_everything_is_imported_from_a_room():
+    """No example needs to know which file of a room something is in."""
+    imported = {match[1] for match in re.finditer(r"^from (foveal[\w.]*) import", TEXT, re.MULTILINE)}
+    assert imported
+    assert {module for module in imported if module.count(".") > 1} <= {"foveal.see.page", "foveal.tasks.classify"}
+
+
 @pytest.mark.usefixtures("unregistered")
 def test_examples_run(project: Path):
     namespace = {"__name__": "example"}
@@ -97,7 +104,7 @@ SHELL = """
 import os, shlex, sys
 from foveal.cli import main
 
-for line in sys.stdin.read().splitlines():
+for line in sys.argv[1:]:
     command, *words = shlex.split(line)
     if command == "export":
         os.environ.update(word.split("=") for word in words)
@@ -112,11 +119,10 @@ for line in sys.stdin.read().splitlines():
 
 
 def run(folder: Path, lines: list[str], **environment: str) -> str:
-    """The output of commands, in one new process because importing PyTorch takes longer than most of them."""
+    """The output of commands in one new process."""
     around = {k: v for k, v in os.environ.items() if not k.startswith("FOVEAL_")}
     around |= {"COLUMNS": "200", **environment}
-    command, options = [sys.executable, "-c", SHELL], {"cwd": folder, "env": around, "text": True, "check": False}
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, **options)
+    done = Forked(SHELL, *lines, cwd=folder, env=around).wait()
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,4 +1,4 @@
-"""What each process of test_ddp.py runs; a module of its own, so that a spawned process can import it by name."""
+"""What each process of test_ddp.py runs; a module of its own, so that another process can import it by name."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import multiprocessing
+from forked import side_by_side
 
 
 def flat(value) -> torch.Tensor:
@@ -14,9 +14,9 @@ def flat(value) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_two_processes_measure_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # spawned processes inherit the path
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))  # other processes inherit the path
     worker = importlib.import_module("ddp_worker")
-    multiprocessing.spawn(worker.work, args=(2, str(tmp_path)), nprocs=2)
+    side_by_side(worker.work, str(tmp_path))
 
     together = worker.measure(slice(None))
     for rank in range(2):

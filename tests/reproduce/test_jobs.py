@@ -1,15 +1,13 @@
 """Many cells, one by one and side by side."""
 
-import contextlib
-import os
+import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from tiny import hears_ctrl_c, tiny_recipe, write_recipe
+from forked import Forked
+from tiny import tiny_recipe, write_recipe
 
 from foveal.errors import DataError, RunError, UserError
 from foveal.reproduce import Cell, run_all
@@ -51,6 +49,15 @@ def test_side_by_side_and_a_failing_cell(tmp_path):
     (failure,) = run_all([*todo, bad], jobs=2, **IGNORE)
     assert "do not fill one batch" in str(failure)
     assert all(cell.done for cell in todo)
+
+
+@pytest.mark.slow
+def test_processes_have_the_environment_of_now(tmp_path, monkeypatch):
+    """They are forked from one that may have been started long ago."""
+    for cell, revision in zip(tiny_cells(tmp_path), ("first", "second"), strict=True):
+        monkeypatch.setenv("FOVEAL_REVISION", revision)
+        assert run_all([cell], jobs=2, **IGNORE) == []
+        assert json.loads((cell.out / "environment.json").read_text())["revision"] == revision
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -95,9 +102,8 @@ import sys
 from pathlib import Path
 from foveal.recipe import load
 from foveal.reproduce import Cell, run_all
-if __name__ == "__main__":
-    recipes = [load(sys.argv[1], ["train.epochs=5000", f"seed={i}"]) for i in range(6)]
-    run_all([Cell(recipe, Path(sys.argv[2]) / str(recipe.seed)) for recipe in recipes], jobs=2)
+recipes = [load(sys.argv[1], ["train.epochs=5000", f"seed={i}"]) for i in range(6)]
+run_all([Cell(recipe, Path(sys.argv[2]) / str(recipe.seed)) for recipe in recipes], jobs=2)
 """
 
 
@@ -105,27 +111,17 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
 def test_stopping_the_first_process_stops_all_and_starts_nothing_new(tmp_path, stop):
     """A terminal's Ctrl-C reaches all processes, but ``kill`` only one."""
-    script, out = tmp_path / "script.py", tmp_path / "out"
-    script.write_text(SIDE_BY_SIDE)
-    words = [sys.executable, script, write_recipe(tmp_path), out]
-    child = subprocess.Popen(
-        words,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hears_ctrl_c,
-    )
+    out = tmp_path / "out"
+    child = Forked(SIDE_BY_SIDE, write_recipe(tmp_path), out)
     try:
         deadline = time.monotonic() + 300
         while len(list(out.glob("*/last.ckpt"))) < 2:
-            assert child.poll() is None, child.stderr.read()
+            assert child.poll() is None, child.errors()
             assert time.monotonic() < deadline
             time.sleep(0.05)
         child.send_signal(stop)
-        _, message = child.communicate(timeout=60)  # the pipe is closed when the last of the processes is gone
+        message = child.wait(60).stderr  # of the last of the processes too
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        child.stop_all()
     assert ("InterruptedRunError: stopped. The same command goes on" in message) == (stop == signal.SIGINT)
     assert len(list(out.glob("*/recipe.yaml"))) == 2

@@ -4,12 +4,11 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import start
 from PIL import Image
 
 import foveal
@@ -32,14 +31,14 @@ published:
 """
 
 
-def run(folder, *words, wait=True):
+def begin(folder, *words):
     environment = {**os.environ, "FOVEAL_PLUGINS": "brightness", "PYTHONPATH": str(HERE), "COLUMNS": "200"}
-    options = {"cwd": folder, "env": environment, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([sys.executable, "-m", "foveal", *map(str, words)], **options)
-    if not wait:
-        return process
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    return start(*words, cwd=folder, env=environment)
+
+
+def run(folder, *words):
+    status, out, err = begin(folder, *words).wait()
+    assert status == 0, err
     return out + err
 
 
@@ -84,14 +83,14 @@ def test_every_command_knows_a_task_of_ones_own(table):
 @pytest.mark.slow
 def test_a_killed_run_of_it_is_resumed_to_the_same_result(table):
     (table / "bright.yaml").write_text(GRID % 60)
-    process = run(table, "train", "bright.yaml/narrow", "--out", "killed", wait=False)
+    process = begin(table, "train", "bright.yaml/narrow", "--out", "killed")
     deadline = time.monotonic() + 300
     while not (table / "killed" / "last.ckpt").exists():
-        assert process.poll() is None, process.communicate()[1]
+        assert process.poll() is None, process.errors()
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()
     assert not (table / "killed" / "result.json").exists()
     run(table, "train", "killed")
     run(table, "train", "bright.yaml/narrow", "--out", "whole")

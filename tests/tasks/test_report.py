@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 from fake_runs import write_classifier, write_run
@@ -15,6 +16,7 @@ from foveal.errors import RunError
 from foveal.runs import grouped, read_runs
 from foveal.see import report
 from foveal.tasks import fit
+from foveal.tasks.report import _lede
 
 TITLES = ["STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"]
 
@@ -282,3 +284,17 @@ def test_runs_are_grouped_as_everywhere(tmp_path):
     page = page_of(report(tmp_path))
     assert [group.name for group in groups] == ["SOFT"]
     assert "2 seeds" in row(page, "SOFT")
+
+
+def test_the_same_on_other_data_is_said_once():
+    def part(classes, *titles):
+        words = SimpleNamespace(doing=f"were shown pictures and asked for what they show ({classes})", looks=False)
+        return SimpleNamespace(words=words, groups=[SimpleNamespace(runs=[run]) for run in map(finished, titles)])
+
+    def finished(title):
+        return SimpleNamespace(title=title, finished=True)
+
+    parts = [part("3 classes", "a", "b"), part("10 classes", "b", "c"), part("3 classes", "a")]
+    runs = [run for part in parts for group in part.groups for run in group.runs]
+    said = "Three models were shown pictures and asked for what they show (3 classes; 10 classes). Below"
+    assert _lede(runs, parts).startswith(said)

@@ -13,10 +13,11 @@ from typing import ClassVar
 import lightning as L
 import pytest
 import torch
+from forked import Forked, run_command, start
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny import RECIPE, command, hears_ctrl_c, tiny_recipe, wait_for_epochs, write_recipe
+from tiny import RECIPE, tiny_recipe, wait_for_epochs, write_recipe
 from torch.nn.utils import get_total_norm
 
 import foveal
@@ -234,12 +235,10 @@ def test_killed_and_resumed(tmp_path):
     changes = ["train.epochs=40", "train.batch=8", "optim.schedule=onecycle", "train.patience=39"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     fit(load(path, changes), whole, progress=False)
-    child = subprocess.Popen(
-        command("train", path, *changes, "--out", cut), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
+    child = start("train", path, *changes, "--out", cut)
     wait_for_epochs(child, cut, 3)
-    child.kill()
-    child.communicate()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
     assert len(RunFolder(cut).epochs()) < 40, "the run was over before it was killed; nothing was tested"
     fit(load(path, changes), cut, progress=False)
     assert_same(weights(cut), weights(whole))
@@ -250,12 +249,11 @@ def test_killed_and_resumed(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_says_how_to_resume(tmp_path):
     out = tmp_path / "run"
-    words = command("train", write_recipe(tmp_path), "train.epochs=4000", "--out", out)
-    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=hears_ctrl_c)
+    child = start("train", write_recipe(tmp_path), "train.epochs=4000", "--out", out)
     wait_for_epochs(child, out, 2)
     child.send_signal(signal.SIGINT)
-    _, message = child.communicate(timeout=60)
-    assert child.returncode == 130, message
+    status, _, message = child.wait(60)
+    assert status == 130, message
     assert f"foveal train {out}" in message
     assert "Traceback" not in message
     assert (out / "last.ckpt").exists()
@@ -389,7 +387,7 @@ def test_full_disk_during_a_checkpoint_keeps_the_last_good_one(tmp_path, monkeyp
             fit(recipe, out, progress=False)
     before = (out / "last.ckpt").read_bytes()
     assert len(before) > 20_000
-    ran = subprocess.run([sys.executable, "-c", FULL_DISK, path, out], capture_output=True, text=True)
+    ran = Forked(FULL_DISK, path, out).wait()
     assert ran.returncode == 2, ran.stderr
     assert "cannot write" in ran.stdout
     assert "File too large" in ran.stdout, ran.stdout
@@ -611,9 +609,7 @@ def test_two_processes_equal_one_with_the_doubled_batch(tmp_path):
     path, one, two = write_recipe(tmp_path), tmp_path / "one", tmp_path / "two"
     fit(load(path, [*EVEN, "train.batch=20"]), one, progress=False)
     flags = ["train.batch=10", "train.devices=2", "train.strategy=ddp"]
-    ran = subprocess.run(
-        command("train", path, *EVEN, *flags, "--out", two), capture_output=True, text=True, timeout=600
-    )
+    ran = run_command("train", path, *EVEN, *flags, "--out", two)
     assert ran.returncode == 0, ran.stderr
     assert_same(weights(two), weights(one), rtol=1e-4, atol=1e-6)
     a, b = (json.loads((out / "result.json").read_text())["metrics"] for out in (one, two))

@@ -1,7 +1,5 @@
 """Recipes small enough to train in a second, and what tests of whole runs share."""
 
-import signal
-import sys
 import time
 from pathlib import Path
 
@@ -48,20 +46,10 @@ def tiny_recipe(folder: Path, *changes: str, text: str = RECIPE):
     return load(write_recipe(folder, text), changes)
 
 
-def command(*words: object) -> list[str]:
-    """The command line of foveal in a process of its own."""
-    return [sys.executable, "-m", "foveal", *map(str, words)]
-
-
 def wait_for_epochs(process, out: Path, count: int) -> None:
     """Wait until a run in another process has written ``count`` epochs."""
     deadline = time.monotonic() + 240
     while len(RunFolder(out).epochs()) < count:
-        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert process.poll() is None, process.errors()
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def hears_ctrl_c() -> None:
-    """In a new process: obey Ctrl-C even if the shell that runs the tests ignores it, as in the background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

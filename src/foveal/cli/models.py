@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import runpy
 import sys
@@ -58,9 +59,14 @@ def bench(
     folder = next((f for f in (package.parents[1] / "benchmarks", package / "benchmarks") if f.is_dir()), None)
     known = {p.stem: p for p in sorted(folder.glob("*.py"))} if folder else {}
     if name is None:
-        listing("benchmarks", dict.fromkeys(known, ""))
+        listing("benchmarks", {name: _first_line(path) for name, path in known.items()})
         return
     if name not in known:
         raise unknown("benchmark", name, known)
     sys.argv = [str(known[name]), *context.args]
     runpy.run_path(str(known[name]), run_name="__main__")
+
+
+def _first_line(script: Path) -> str:
+    """What a script says it does, without running it."""
+    return (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").partition("\n")[0]

@@ -53,6 +53,9 @@ def train(
 
 def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
     """Test a finished run again."""
+    from foveal.runs import find_run
+
+    find_run(run)  # before the slow imports: a wrong folder is reported at once
     from foveal import tasks
 
     tasks.evaluate(run, data=data, tell=_show_result if _leader() else None)
@@ -77,9 +80,13 @@ def predict(
     ] = None,
 ) -> None:
     """Ask a model about a file or a text of your own; prints the answer and draws where it looked."""
+    from foveal.runs import find_run
+
+    for folder in filter(None, (run, beside)):
+        find_run(folder)  # before the slow imports
+    positional, options = _task_options(inputs)
     from foveal.tasks import predict as ask
 
-    positional, options = _task_options(inputs)
     prediction = ask(run, *positional, beside=beside, **options)
     for title, lines in prediction.lines.items():
         if len(prediction.lines) > 1:
@@ -108,6 +115,9 @@ def see(
     out: Annotated[Path | None, typer.Option(help="The report; report.html in the folder if left out.")] = None,
 ) -> None:
     """Write report.html: tables, attention maps and curves of one run or many, in one file."""
+    from foveal.runs import found_runs
+
+    found_runs(runs)  # before the slow imports
     from foveal.see import report
 
     say_written("Open it in a browser", report(runs[0] if len(runs) == 1 else runs, out))
@@ -149,7 +159,7 @@ def _leader() -> bool:
 
 
 def _show_result(result: dict[str, Any]) -> None:
-    from foveal.measure.info import metric_info
+    from foveal.metric_info import metric_info
     from foveal.see.page.phrases import step_time
 
     say(f"{result['title']} on {result['dataset']}: {result['data']}")

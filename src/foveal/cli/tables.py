@@ -27,10 +27,11 @@ def demo(
 ) -> None:
     """Train five attention models to find the asked-for digit, and look at where they look."""
     from foveal.reproduce import cells, find_table, run_all
-    from foveal.see import report
 
     say(f"{table}: {find_table(table).about}")
     todo = cells(table, 1, out)
+    from foveal.see import report
+
     _fail(run_all(todo, jobs=jobs, say=say))
     _show_metrics(todo)
     say_written("Open it in a browser", report(todo[0].out.parents[1]))
@@ -38,7 +39,7 @@ def demo(
 
 def _show_metrics(cells: Sequence[Cell]) -> None:
     """A column per model: its metrics, size and time."""
-    from foveal.measure.info import metric_info
+    from foveal.metric_info import metric_info
     from foveal.runs import RunFolder
 
     results = [RunFolder(cell.out).result() for cell in cells]
@@ -75,11 +76,12 @@ def reproduce(
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and put ours beside the published number."""
-    from foveal.measure.info import MetricInfo
+    from foveal.metric_info import MetricInfo
     from foveal.reproduce import cells, run_all, spread, summarise, write_csv
-    from foveal.see import report
 
     todo = cells(table, seeds, out, overrides or [], first_seed)
+    from foveal.see import report
+
     done = sum(cell.done for cell in todo)
     say(f"{table}: {len(todo)} runs, {done} finished before")
     if finished:

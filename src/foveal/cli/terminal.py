@@ -55,15 +55,15 @@ def stop(message: str, status: int) -> NoReturn:
 
 
 def show_hints() -> None:
-    """Print a hint on a former name or a damaged file as one line; other warnings as Python does."""
-    usual = warnings.showwarning
-    heads = {RenamedWarning: "hint:", DamagedRunWarning: "left out:"}
+    """Print what foveal warns of as one line; warnings of other packages as Python does."""
+    usual, package = warnings.showwarning, str(Path(__file__).parents[1])
+    heads = {RenamedWarning: "hint:", DamagedRunWarning: "left out:", UserWarning: "note:"}
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **options: Any) -> None:
-        if category in heads:
+    def show(message: Warning | str, category: type[Warning], filename: str, *place: Any, **options: Any) -> None:
+        if category in heads and (category is not UserWarning or filename.startswith(package)):
             _errors(heads[category], "yellow", str(message))
         else:
-            usual(message, category, *place, **options)
+            usual(message, category, filename, *place, **options)
 
     warnings.showwarning = show
 

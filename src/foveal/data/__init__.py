@@ -11,28 +11,52 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foveal.data.batches import Batches, EpochBatches, epoch_seed
+    from foveal.data.images.classification import register_images
+    from foveal.data.images.format import Format
+    from foveal.data.images.labelled import ImageSet, LabelledImages
+    from foveal.data.images.reading import read_image
     from foveal.data.place import Place, data_root
     from foveal.data.registry import Entry, Source, dataset, datasets, register_data
+    from foveal.data.text.documents import TextFormat, register_texts
+    from foveal.data.text.reading import Corpus, stamp
 
 __all__ = [
     "Batches",
+    "Corpus",
     "Entry",
     "EpochBatches",
+    "Format",
+    "ImageSet",
+    "LabelledImages",
     "Place",
     "Source",
+    "TextFormat",
     "data_root",
     "dataset",
     "datasets",
     "epoch_seed",
+    "read_image",
     "register_data",
+    "register_images",
+    "register_texts",
+    "stamp",
 ]
 
 _HOME = {
     "Batches": "batches",
     "EpochBatches": "batches",
     "epoch_seed": "batches",
+    "Format": "images.format",
+    "ImageSet": "images.labelled",
+    "LabelledImages": "images.labelled",
+    "read_image": "images.reading",
+    "register_images": "images.classification",
     "Place": "place",
     "data_root": "place",
+    "Corpus": "text.reading",
+    "stamp": "text.reading",
+    "TextFormat": "text.documents",
+    "register_texts": "text.documents",
 }
 
 

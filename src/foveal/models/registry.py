@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import timm
 from torch import nn
 
-from foveal.errors import UserError, unknown
+from foveal.errors import UnknownNameError, UserError, unknown
 from foveal.plugins import load_plugins
 from foveal.typed import check_options
 
@@ -91,7 +91,12 @@ def any_model(name: str, **options: Any) -> nn.Module:
 
     of_torchvision = torchvision.models.list_models()
     if not timm.is_model(name) and name not in of_torchvision:
-        raise unknown("model", name, {*known, *timm.list_models(), *of_torchvision})
+        error = unknown("model", name, {*known, *timm.list_models(), *of_torchvision})
+        if str(error).endswith("?"):  # a close match
+            raise error
+        raise UnknownNameError(
+            f"unknown model {name!r}; `foveal list models` has foveal's own, others are named as in timm or torchvision"
+        )
     build = partial(timm.create_model, name)
     if not timm.is_model(name):
         build = torchvision.models.get_model_builder(name)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from foveal.errors import DataError, UserError, unknown
-from foveal.measure.info import MetricInfo, metric_info
+from foveal.metric_info import MetricInfo, metric_info
 from foveal.recipe.grids import former_names
 from foveal.runs import Group, grouped, read_runs
 from foveal.runs.folder import finite
@@ -32,7 +33,7 @@ class Comparison:
     low: float
     high: float
     p: float
-    info: MetricInfo = field(default_factory=lambda: metric_info("accuracy"))
+    info: MetricInfo = field(default_factory=lambda: MetricInfo("accuracy", "Accuracy"))
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
@@ -42,7 +43,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
     >>> f"{found.difference:.3f} [{found.low:.3f}, {found.high:.3f}], p = {found.p:.3f}"
     '0.023 [0.009, 0.038], p = 0.020'
     """
-    from scipy.stats import ttest_rel
+    from scipy.special import stdtr, stdtrit  # of Student's t; scipy.stats would take a second to import
 
     if len(first) != len(second):
         raise UserError(f"one has {len(first)} seeds, the other {len(second)}; run both with the same --seeds")
@@ -52,9 +53,10 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
     mean = statistics.fmean(differences)
     if len(set(differences)) == 1:  # no spread, of which a t-test can say nothing
         return Comparison(len(differences), mean, mean, mean, float(mean == 0))
-    test = ttest_rel(second, first)
-    interval = test.confidence_interval(0.95)
-    return Comparison(len(differences), mean, float(interval.low), float(interval.high), float(test.pvalue))
+    error, freedom = statistics.stdev(differences) / math.sqrt(len(differences)), len(differences) - 1
+    half = float(stdtrit(freedom, 0.975)) * error
+    p = 2 * float(stdtr(freedom, -abs(mean) / error))
+    return Comparison(len(differences), mean, mean - half, mean + half, p)
 
 
 def compare(path: Path, first: str, second: str, metric: str | None = None) -> Comparison:
@@ -77,8 +79,8 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
         )
     stored = next(row for row in rows if row["metric"] == metric)
     known = {"unit": stored["unit"], "better": stored["better"] or None} if "unit" in stored else None
-    info = metric_info(metric) if known is None else replace(metric_info(metric), **known)  # type: ignore[arg-type]
-    return replace(paired([one[seed] for seed in one], [other[seed] for seed in one]), info=info)
+    pairs = paired([one[seed] for seed in one], [other[seed] for seed in one])
+    return replace(pairs, info=metric_info(metric, known))
 
 
 def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
@@ -89,7 +91,7 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
     """
     datasets: dict[str, list[Group]] = {}
     for folder in folders:
-        for (_, _, dataset), groups in grouped(read_runs(folder)).items():
+        for (_, _, dataset), groups in grouped(read_runs(folder, samples=False)).items():
             finished = [group for group in groups if group.finished]
             names = {group.name for group in datasets.get(dataset, [])}
             named = [replace(g, name=f"{g.name} in {folder}") if g.name in names else g for g in finished]

@@ -6,22 +6,23 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from foveal.errors import InterruptedRunError, TrainingError, UserError
-from foveal.measure.info import metric_info
+from foveal.metric_info import metric_info
 from foveal.reproduce.cells import Cell
 from foveal.runs import RunFolder
-from foveal.tasks.train import build_source, fit
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Failure:
 def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
     """Train and test one cell in this process."""
     import torch
+
+    from foveal.tasks.train import fit
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -64,6 +67,8 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
     for cell in todo:
         RunFolder(cell.out).check(cell.recipe)  # a result of other settings must not pass for one of these
     waiting = [cell for cell in todo if not cell.done]
+    from foveal.tasks.train import build_source  # imported here: to look at results needs neither PyTorch nor a task
+
     for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
         build_source(recipe, data)
     failures: list[Failure] = []
@@ -93,8 +98,7 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
     threads = max(1, (os.cpu_count() or 1) // jobs)
     others = set(multiprocessing.active_children())
     left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, spawn, _obey_the_parent) as pool, _Bars(waiting) as bars:
+    with ProcessPoolExecutor(jobs, _processes(), _start, (dict(os.environ),)) as pool, _Bars(waiting) as bars:
         try:
             while True:
                 # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
@@ -117,8 +121,19 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
             raise
 
 
-def _obey_the_parent() -> None:
+def _processes() -> BaseContext:
+    """How processes are started: forked from one that has imported PyTorch and nothing else, where that is safe."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["foveal.tasks.train"])
+    return context
+
+
+def _start(environment: dict[str, str]) -> None:
     """In a new process: leave Ctrl-C to the parent, and do not outlive it if it is killed."""
+    os.environ.clear()  # it is that of the time when the first of these processes was started
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from foveal.files import write_text
-from foveal.measure.info import MetricInfo, metric_info
+from foveal.metric_info import MetricInfo, metric_info
 from foveal.reproduce.cells import Cell
 from foveal.runs import RunFolder
 

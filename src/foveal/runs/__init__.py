@@ -7,6 +7,6 @@ the chosen model, alone · ``result.json`` the test · ``samples.safetensors`` t
 
 from foveal.runs.folder import RunFolder, Stored, find_run
 from foveal.runs.groups import Group, grouped
-from foveal.runs.reading import Run, read_run, read_runs
+from foveal.runs.reading import Run, found_runs, read_run, read_runs
 
-__all__ = ["Group", "Run", "RunFolder", "Stored", "find_run", "grouped", "read_run", "read_runs"]
+__all__ = ["Group", "Run", "RunFolder", "Stored", "find_run", "found_runs", "grouped", "read_run", "read_runs"]

@@ -10,12 +10,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import filelock
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from foveal import registry
 from foveal.errors import RunError, UnknownNameError
@@ -23,6 +21,9 @@ from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, complete, load
 from foveal.runs.environment import environment
 from foveal.runs.old import upgraded_about, upgraded_epoch, upgraded_result
+
+if TYPE_CHECKING:  # a command that only reads results starts without PyTorch
+    from torch import Tensor
 
 FORMAT = 2
 EXPECTED = ("title", "dataset", "embedded", "data", "parameters", "epochs", "seconds", "metrics")  # in result.json
@@ -152,6 +153,8 @@ class RunFolder:
     def write_tensors(self, name: str, stored: Stored, otherwise: str | None = None) -> None:
         """Write a safetensors file with its header as JSON texts."""
         header = {key: json.dumps(value) for key, value in {"format": FORMAT, **stored.about}.items()}
+        from safetensors.torch import save
+
         data = save({key: tensor.contiguous() for key, tensor in stored.tensors.items()}, header)
         with writing(self.file(name), otherwise or resume_advice(self.path)) as partial:
             partial.write_bytes(data)

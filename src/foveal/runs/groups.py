@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from foveal.errors import UserError
-from foveal.measure.info import MetricInfo, metric_info
+from foveal.metric_info import MetricInfo, metric_info
 from foveal.recipe import load
 from foveal.recipe.grids import former_names
 from foveal.runs.folder import Stored, comparable, finite
@@ -103,8 +104,8 @@ def grouped(runs: Iterable[Run]) -> dict[Key, list[Group]]:
     alphabet. Groups that share a title are told apart by the end of their recipe's name, or by settings that differ.
     """
     datasets: dict[Key, dict[_Same, list[Run]]] = {}
-    for run in runs:
-        datasets.setdefault((run.task, run.embedded, run.dataset), {}).setdefault(_same(run), []).append(run)
+    for key, same, run in _identified(list(runs)):
+        datasets.setdefault(key, {}).setdefault(same, []).append(run)
 
     def column(item: tuple[Key, dict[_Same, list[Run]]]) -> tuple[Any, ...]:
         (task, embedded, dataset), groups = item
@@ -126,9 +127,21 @@ def _row(same: _Same, runs: list[Run]) -> tuple[Any, ...]:
     return (min(places, default=1000), same[0].casefold(), same)
 
 
-def _same(run: Run) -> _Same:
+def _identified(runs: Sequence[Run]) -> Iterator[tuple[Key, _Same, Run]]:
+    """Each run with its task and dataset, and with what it shares with those of other seeds.
+
+    What is written differently may mean the same. Only such recipes are loaded, because that imports their task.
+    """
+    keys = [(run.task, run.embedded, run.dataset) for run in runs]
+    written = [_same(run, run.settings) for run in runs]
+    variants = Counter((key, same[:2]) for key, same in set(zip(keys, written, strict=True)))
+    for key, same, run in zip(keys, written, runs, strict=True):
+        yield key, same if variants[key, same[:2]] == 1 else _same(run, _settings(run)), run
+
+
+def _same(run: Run, recipe: Mapping[str, Any]) -> _Same:
     """What two runs must share to be the same experiment with another seed."""
-    mapping = {key: value for key, value in _settings(run).items() if key not in NO_SETTINGS}
+    mapping = {key: value for key, value in recipe.items() if key not in NO_SETTINGS}
     settings = {
         k: v
         for k, v in flat(mapping)

@@ -112,8 +112,19 @@ class Run:
         return value if isinstance(value, dict) else {}
 
 
-def read_runs(where: str | Path | Sequence[str | Path]) -> list[Run]:
+def read_runs(where: str | Path | Sequence[str | Path], *, samples: bool = True) -> list[Run]:
     """Read every run folder in or below ``where``; a run folder is one that holds ``recipe.yaml``.
+
+    Without ``samples``, the test samples of the runs are left out; PyTorch is not imported then.
+
+    Raises:
+        RunError: a folder does not exist, or no run is found.
+    """
+    return [read_run(folder, samples=samples) for folder in found_runs(where)]
+
+
+def found_runs(where: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Every run folder in or below ``where``.
 
     Raises:
         RunError: a folder does not exist, or no run is found.
@@ -129,10 +140,10 @@ def read_runs(where: str | Path | Sequence[str | Path]) -> list[Run]:
         raise RunError(
             f"no run in {names}: a run folder holds recipe.yaml; start one with `foveal train` or `foveal demo`"
         )
-    return [read_run(folder) for folder in runs]
+    return list(runs)
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path, *, samples: bool = True) -> Run:
     """Read one run folder; what is missing or damaged is left out and named in ``problems``."""
     place = RunFolder(Path(folder))
     problems: list[str] = []
@@ -151,7 +162,7 @@ def read_run(folder: str | Path) -> Run:
     journal: list[str] = attempt(place.journal, list[str]())
     if damaged := unreadable_lines(journal):
         problems.append(f"metrics.jsonl: {damaged} line(s) cannot be read")
-    has_samples = place.file("samples.safetensors").is_file()
+    has_samples = samples and place.file("samples.safetensors").is_file()
     return Run(
         folder=place.path,
         recipe_text=attempt(lambda: place.file("recipe.yaml").read_text(encoding="utf-8", errors="replace"), ""),

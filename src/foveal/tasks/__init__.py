@@ -1,6 +1,7 @@
 """One folder per task, and everything around a run: training, resuming, testing, predicting, reporting."""
 
 from foveal.tasks.base import Task
+from foveal.tasks.optim import build_schedule
 from foveal.tasks.prediction import Prediction, Trained, predict
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
@@ -12,6 +13,7 @@ __all__ = [
     "Results",
     "Task",
     "Trained",
+    "build_schedule",
     "build_source",
     "evaluate",
     "fit",

@@ -252,9 +252,15 @@ def _title(runs: Sequence[Run], parts: Sequence[_Part]) -> str:
 def _lede(runs: Sequence[Run], parts: Sequence[_Part]) -> Markup:
     """What one looks at, in plain words."""
     models: dict[str, set[str]] = {}
-    for part in parts:
-        models.setdefault(part.words.doing, set()).update(run.title for group in part.groups for run in group.runs)
-    sentences = [_doing(text, len(titles)) for text, titles in models.items()]
+    details: dict[str, list[str]] = {}
+    for part in parts:  # the same on other data is said once: "(3 classes; 10 classes)"
+        text, _, detail = part.words.doing.partition(" (")
+        models.setdefault(text, set()).update(run.title for group in part.groups for run in group.runs)
+        details.setdefault(text, []).extend([detail.removesuffix(")")] if detail else [])
+    sentences = []
+    for text, titles in models.items():
+        several = "; ".join(dict.fromkeys(details[text]))
+        sentences.append(_doing(f"{text} ({several})" if several else text, len(titles)))
     looking = next((part.words for part in parts if part.words.looks), None)
     if looking is not None:
         looked = "each of them" if len({run.title for run in runs}) > 1 else "it"

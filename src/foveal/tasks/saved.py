@@ -76,7 +76,10 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise RunError(f"{place} is damaged ({error}); save the model again with foveal.save") from error
     if model is None and name is None:
-        raise UserError(f"{place} does not say which network it is; give the plain one: foveal.load(folder, model)")
+        raise UserError(
+            f"{place} does not say which network it is; give the plain one, foveal.load(folder, model), or save it "
+            "with its name: foveal.save(model, folder, name)"
+        )
     model = any_model(name, **options) if model is None else model
     reinsert(model, insertions)
     try:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import side_by_side
 from small_net import SmallNet, images, randomise, tree
-from torch import multiprocessing, nn
+from torch import nn
 
 import foveal
 from foveal.errors import UserError
@@ -142,7 +143,7 @@ def test_a_compiled_function_cannot_be_made_to_keep_its_buffers(more: bool) -> N
 def test_two_processes_train_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     worker = importlib.import_module("cam_worker")
-    multiprocessing.spawn(worker.work, args=(2, str(tmp_path)), nprocs=2)
+    side_by_side(worker.work, str(tmp_path))
     for order, static in worker.SETTINGS:
         model = worker.start()
         optimiser = torch.optim.SGD(model.parameters(), 0.1)

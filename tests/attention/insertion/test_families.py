@@ -82,11 +82,42 @@ def test_networks_of_tokens_are_refused(name, mechanism):
         ("skresnet18", 8, "layer1.0.conv2.bn", "layer4.1.conv2.bn"),
         ("resnet50", 16, "layer1.0.bn3", "layer4.2.bn3"),
         ("googlenet", 36, "inception3a.branch1.bn", "inception5b.branch4.1.bn"),
+        ("efficientnet_b0", 16, "blocks.0.0.bn2", "blocks.6.0.bn3"),
+        ("mobilenetv4_conv_small", 12, "blocks.2.0.pw_proj.bn", "blocks.3.5.pw_proj.bn"),
+        ("xception", 12, "block1.rep.4", "block12.rep.5"),
+        ("xception41p", 13, "blocks.0.stack.conv3.conv_pw", "blocks.12.stack.conv3.conv_pw"),
+        ("hgnetv2_b0", 5, "stages.0.blocks.0.aggregation.1.bn", "stages.3.blocks.0.aggregation.1.bn"),
     ],
 )
 def test_one_gate_a_block(name, count, first, last):
     names = list(find(built(name), "se"))
     assert (len(names), names[0], names[-1]) == (count, first, last)
+
+
+@pytest.mark.parametrize("name", ["nasnetalarge", "pnasnet5large"])
+def test_cells_without_an_end(name):
+    with pytest.raises(UserError, match=r"no layer is the end of a cell; choose layers with at="):
+        find(built(name), "se")
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("inception_v3", 11), ("inception_v4", 16)])
+def test_a_gate_on_every_branch(name, blocks):
+    """What a block joins is gated once: as many channels as it puts out, but for those that it only pools."""
+    with torch.device("meta"):
+        model, x = timm.create_model(name), torch.zeros(1, 3, 299, 299)
+    gated, sites = {}, list(find(model, "se"))  # channels before and after each module
+
+    def note(name):
+        return lambda module, args, out: gated.update({name: (args[0].shape[1], out.shape[1])})
+
+    for path, module in model.named_modules():
+        module.register_forward_hook(note(path))
+    model.eval()(x)
+    owners = {site.split(".branch")[0] for site in sites}
+    assert len(owners) == blocks
+    for block in owners:
+        channels, (before, after) = sum(gated[s][1] for s in sites if s.startswith(f"{block}.")), gated[block]
+        assert channels in (after, after - before), block
 
 
 def test_stems_and_downsampling_are_no_usual_places():
@@ -116,3 +147,10 @@ def test_a_network_with_squeeze_and_excitation():
 def test_layers_without_maps(layer):
     with pytest.raises(UserError, match=r"2-D feature maps \(N, C, H, W\), the only ones that are served"):
         foveal.insert(nn.Sequential(layer), "se", at="0")
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(3, 8, 3), nn.Conv3d(3, 8, 3), nn.TransformerEncoderLayer(8, 2)])
+def test_a_network_without_maps_is_not_told_to_choose_a_layer(layer):
+    with pytest.raises(UserError, match=r"no layer with 2-D feature maps.*foveal\.watch") as caught:
+        foveal.sites(nn.Sequential(layer), "se")
+    assert "at=" not in str(caught.value)

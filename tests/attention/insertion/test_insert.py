@@ -10,8 +10,9 @@ import safetensors.torch
 import timm
 import torch
 import torchvision
+from forked import side_by_side
 from small_net import MECHANISMS, SmallNet, images, randomise, tree
-from torch import multiprocessing, nn
+from torch import nn
 
 import foveal
 from foveal.attention import Gate, Insertion
@@ -336,7 +337,7 @@ def test_frozen_layers_stay_frozen(mechanism):
 @pytest.mark.slow
 def test_two_processes_need_every_parameter(tmp_path: Path):
     worker = importlib.import_module("insert_worker")
-    multiprocessing.spawn(worker.work, args=(2, str(tmp_path)), nprocs=2)
+    side_by_side(worker.work, str(tmp_path))
     one, other = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     start = dict(worker.attended().named_parameters())
     assert one.keys() == other.keys() == start.keys()

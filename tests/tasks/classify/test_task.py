@@ -1,16 +1,16 @@
 """Classification through whole runs: one label an image, several labels, several processes, stopped and resumed."""
 
 import signal
-import subprocess
 from functools import partial
 
 import pytest
 import torch
+from forked import run_command, start
 from PIL import Image
 from readhtml import read
 from safetensors.torch import save_file
 from small_voc import write_voc
-from tiny import DIGITS, command, tiny_recipe, wait_for_epochs, write_recipe
+from tiny import DIGITS, tiny_recipe, wait_for_epochs, write_recipe
 
 import foveal
 from foveal.errors import DivergedError, UserError
@@ -184,10 +184,10 @@ def test_killed_and_resumed(tmp_path):
     path, changes = write_recipe(tmp_path, DIGITS), ["train.epochs=8", "train.batch=126"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     fit(load(path, changes), whole, progress=False)
-    child = subprocess.Popen(command("train", path, *changes, "--out", cut), stderr=subprocess.PIPE)
+    child = start("train", path, *changes, "--out", cut)
     wait_for_epochs(child, cut, 2)
     child.send_signal(signal.SIGKILL)
-    child.communicate()
+    child.wait()
     assert len(RunFolder(cut).epochs()) < 8, "the run was over before it was killed; nothing was tested"
     fit(load(path, changes), cut, progress=False)
     a, b = last(cut), last(whole)
@@ -202,12 +202,7 @@ def test_two_processes(tmp_path):
     """DDP over gloo: every parameter is used, and the scores are those of the whole test set."""
     out = tmp_path / "run"
     flags = ["train.batch=100", "train.devices=2", "train.strategy=ddp", "train.epochs=1"]
-    ran = subprocess.run(
-        command("train", write_recipe(tmp_path, DIGITS), *flags, "--out", out),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    ran = run_command("train", write_recipe(tmp_path, DIGITS), *flags, "--out", out)
     assert ran.returncode == 0, ran.stderr
     (row,) = RunFolder(out).epochs()
     assert row["step"] == 1260 // 200

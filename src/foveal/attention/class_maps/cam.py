@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foveal.attention.class_maps.choose import last_map
 from foveal.attention.class_maps.gradients import BatchNorm, class_gradients
+from foveal.attention.class_maps.images import model_input
 from foveal.attention.class_maps.kinds import MORE
 from foveal.attention.class_maps.layout import Reshape
 from foveal.attention.class_maps.taps import Taps, unwrapped
@@ -106,7 +107,8 @@ def cam(
 
     Args:
         model: any classifier that returns scores (N, classes) before softmax.
-        x: its input; a tuple for several.
+        x: its input; a tuple for several. Images may be NumPy arrays, and PIL images or bytes if the model states its
+            normalisation, as models of timm do; they are not resized.
         target: the class of each sample, int64 (N,), or K classes of each, (N, K), or one number for all samples.
         at: the layer whose features the map is computed from, or several; None: the last one with a map of the image,
             in a ViT with a class token the first norm of its last block (the model runs once more to find it).
@@ -138,7 +140,9 @@ def cam(
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UserError(f"cam needs a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
     inputs = x if isinstance(x, tuple) else (x,)
-    _check_image(inputs[0] if inputs else None)
+    if inputs and not torch.compiler.is_compiling():
+        inputs = (model_input(inputs[0], unwrapped(model)), *inputs[1:])
+        _check_image(inputs[0])
     at = last_map(unwrapped(model), inputs) if at is None else at
     taps = Taps(model, at, reshape, score)
     keep_graph = torch.is_grad_enabled()
@@ -159,10 +163,8 @@ def cam(
 
 def _check_image(x: object) -> None:
     """Raise for a first input that can only be a mistake; what has no image's shape is the model's own affair."""
-    if not isinstance(x, Tensor) or x.ndim != 4 or torch.compiler.is_compiling():
+    if not isinstance(x, Tensor) or x.ndim != 4:
         return
-    if x.dtype == torch.uint8:
-        raise UserError("x holds bytes; give what the model was trained on, such as (x / 255 - mean) / std")
     if not len(x):
         raise UserError("x is an empty batch")
     if not bool(x.isfinite().all()):

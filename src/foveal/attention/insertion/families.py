@@ -18,36 +18,70 @@ from foveal.attention.insertion.layers import channels_of, own_modules
 from foveal.attention.insertion.registry import Gate, Mechanism
 from foveal.errors import UserError
 
-# Family: glob on the names of blocks, and the layer in a block that a gate is put on, the first that there is.
+LAST = "*"  # the last layer of a block, whatever its name
+INVERTED = ("blocks.*.*", ("bn3", "bn2", "pw_proj.bn", "conv_pwl", "pw_proj.conv"))
+INCEPTION = (
+    "Mixed_*.branch1x1 Mixed_*.branch_pool Mixed_5?.branch5x5_2 Mixed_[56]?.branch3x3dbl_3 Mixed_6a.branch3x3 "
+    "Mixed_6?.branch7x7_3 Mixed_6?.branch7x7dbl_5 Mixed_7a.branch3x3_2 Mixed_7a.branch7x7x3_4 "
+    "Mixed_7?.branch3x3*_[23][ab]",
+    ("bn",),
+)
+# Family: globs on the names of blocks, and the layer in a block that a gate is put on, the first that there is. Blocks
+# that end in a concatenation of branches have a gate on each branch.
 ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byobnet": ("stages.*.*", ("conv3_1x1.bn", "conv2_kxk.bn")),
     "convmixer": ("blocks.*", ("3",)),
     "convnext": ("stages.*.blocks.*", ("mlp.fc2", "conv_dw")),  # the former is a convolution in some only
     "edgenext": ("stages.*.blocks.*", ("conv_dw",)),
+    "efficientnet": INVERTED,
+    "efficientvit_mit": (
+        "stages.*.blocks.*",
+        ("main.point_conv.norm", "main.conv2.norm", "local_module.main.point_conv.norm"),
+    ),
     "efficientformer": ("stages.*.blocks.*", ("mlp.norm2",)),
+    "fasternet": ("stages.*.blocks.*", ("mlp.3",)),
     "fastvit": ("stages.*.blocks.*", ("mlp.fc2",)),
     "focalnet": ("layers.*.blocks.*", ("mlp.fc2",)),
+    "hardcorenas": INVERTED,
+    "hgnet": ("stages.*.blocks.*", ("aggregation.1.bn", "aggregation.0.bn")),
+    "inception_resnet_v2": ("repeat*.* block8", ("conv2d",)),
+    "inception_v3": INCEPTION,
+    "inception_v4": (
+        "features.[6-9].branch? features.1?.branch? features.2?.branch[03] features.*.branch?_?[ab]",
+        (LAST,),
+    ),
     "inception_next": ("stages.*.blocks.*", ("mlp.fc2",)),
+    "lcnetv2": ("stages.*.*.pw_conv", (LAST,)),
     "mambaout": ("stages.*.blocks.*", ("conv",)),
     "metaformer": ("stages.*.blocks.*", ("mlp.fc2", "token_mixer.dwconv")),
+    "mobilenetv3": INVERTED,
+    "mobilenetv5": INVERTED,
     "nfnet": ("stages.*.*", ("conv3",)),
     "pvt_v2": ("stages.*.blocks.*", ("mlp.dwconv",)),
     "repvit": ("stages.*.blocks.*", ("channel_mixer.conv2.bn",)),
     "resnet": ("layer[1-4].*", ("bn3", "conv3.bn", "bn2", "conv2.bn")),
+    "rexnet": ("features.*", ("conv_pwl.bn",)),
     "selecsls": ("features.*", ("conv6.1",)),
     "senet": ("layer[1-4].*", ("bn3", "bn2")),
     "shvit": ("stages.*.blocks.*", ("ffn.m.pw2.bn",)),
     "visformer": ("stage[1-3].*", ("mlp.conv3",)),
     "vovnet": ("stages.*.blocks.*", ("conv_concat.bn",)),
+    "xception": ("block*.rep", (LAST,)),
+    "xception_aligned": ("blocks.*.stack", (LAST,)),
     "torchvision.convnext": ("features.[1357].*", ("block.0",)),
     "torchvision.googlenet": ("inception??.branch?", ("1.bn", "bn")),
+    "torchvision.inception": INCEPTION,
 }
+CELLS = ("nasnet", "pnasnet")  # a cell joins sums of pairs of layers: no layer is its end
 TOKENS = re.compile(
     "beit|cait|coat|convit|crossvit|davit|deepseek_vit|deit|eva|gcvit|gemma4_vit|hiera|hieradet_sam2|levit|mlp_mixer|"
     "mvitv2|naflexvit|nest|pit|qwen3_vit|sequencer|(torchvision.)?swin_transformer(_v2|_v2_cr)?|tiny_vit|tnt|"
     "twins|(torchvision.)?vision_transformer(_relpos|_sam)?|volo|xcit"
 )
-BETWEEN = re.compile(r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embe?d|pre_logits|conv_head)(\.|$)")  # no blocks
+BETWEEN = re.compile(  # what is no part of a block
+    r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embe?d|pre_logits|conv_head|[Cc]onv2d_\d\w*|"
+    r"transition\d|fuse_layers|downsamp_modules|final_layer)(\.|$)"
+)
 COMPOSED = ("torchvision.detection", "torchvision.segmentation")  # networks with a backbone and heads
 BACKBONES = ("backbone.body", "backbone")  # of these: the rest is not what was pretrained
 INSIDE = re.compile("Squeeze|Excit|SE(?![a-z])")  # modules that are squeeze and excitation already
@@ -102,6 +136,11 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
             "not have between its blocks; foveal.watch shows its own attention, at= chooses layers all the same"
         )
     at_ends = issubclass(mechanism, Gate) and mechanism.usual.__func__ is Gate.usual.__func__  # type: ignore[attr-defined]
+    if family in CELLS and at_ends:
+        raise UserError(
+            f"{type(model).__name__} has no usual place for {name!r}: its cells join sums of pairs of layers, so that "
+            "no layer is the end of a cell; choose layers with at="
+        )
     if family in ENDS and at_ends and (ends := _ends(model, *ENDS[family])):
         return ends
     sites = mechanism.usual(model)
@@ -115,15 +154,15 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
 
 
 def _ends(model: nn.Module, blocks: str, ends: Iterable[str]) -> list[str]:
-    layers = dict(model.named_modules())
-    depth = blocks.count(".")
-    names = [name for name in layers if name.count(".") == depth and fnmatch.fnmatchcase(name, blocks)]
-    candidates = ([f"{name}.{end}" for end in ends] for name in names)
-    return [
-        site
-        for sites in candidates
-        if (site := next((s for s in sites if s in layers and channels_of(layers[s]) is not None), None))
-    ]
+    """The end of every block, in the order of the network."""
+    layers = [name for name, module in model.named_modules() if channels_of(module) is not None]
+    found: list[str] = []
+    for block, _ in model.named_modules():
+        if any(block.count(".") == glob.count(".") and fnmatch.fnmatchcase(block, glob) for glob in blocks.split()):
+            inside = [name for name in layers if name.startswith(f"{block}.")]
+            candidates = ([f"{block}.{end}"] if end != LAST else inside[-1:] for end in ends)
+            found += next(([site] for names in candidates for site in names if site in inside), [])
+    return found
 
 
 def remark_on_its_own(model: nn.Module, name: str) -> None:

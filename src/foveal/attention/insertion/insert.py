@@ -22,7 +22,7 @@ from torch import nn
 
 from foveal.attention.insertion.attached import Attended, attach, attached_modules, attended_class, detach
 from foveal.attention.insertion.families import pretrained_part, remark_on_its_own, usual_sites
-from foveal.attention.insertion.layers import own_modules
+from foveal.attention.insertion.layers import channels_of, own_modules
 from foveal.attention.insertion.registry import Gate, Kernel, Mechanism, Start
 from foveal.attention.insertion.registry import mechanism as look_up
 from foveal.errors import UnknownNameError, UserError
@@ -75,7 +75,7 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
                 f"{mechanism.serves(first)}"
             )
         if not selected:
-            raise UserError(f"{type(model).__name__} has no usual place for {name!r}; choose layers with at=")
+            raise _no_place(model, name, layers.values())
         return selected
     if callable(at):
         selected = [site for site, layer in layers.items() if at(site, layer)]
@@ -94,6 +94,16 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
             raise _no_layer(pattern, layers)
         selected += [site for site in matches if site not in selected]
     return selected
+
+
+def _no_place(model: nn.Module, name: str, layers: Iterable[nn.Module]) -> UserError:
+    """The error for a network without a usual place; one without any 2-D layer is not told to choose one."""
+    if any(channels_of(layer) is not None for layer in layers):
+        return UserError(f"{type(model).__name__} has no usual place for {name!r}; choose layers with at=")
+    return UserError(
+        f"{type(model).__name__} has no layer with 2-D feature maps (N, C, H, W), the only ones that {name!r} serves; "
+        "foveal.watch shows attention that a network has already"
+    )
 
 
 def _no_layer(pattern: str, layers: Iterable[str]) -> UnknownNameError:
