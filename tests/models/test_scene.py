@@ -72,6 +72,20 @@ def test_regions_are_those_of_the_detector(detector, pool):
         torch.testing.assert_close(model(images(2)), logits)
 
 
+def test_the_whole_is_seen_before_the_pyramid():
+    """The pyramid may be random, where only the weights of a classifier are there."""
+    network = small_detector(fpn=True)
+    model = SceneNet(network, regions="none", **SMALL).eval()
+    assert model.scene[0].in_channels == 16
+    with torch.no_grad():
+        expected = model(images())
+        for parameter in network.backbone.fpn.parameters():
+            parameter.normal_()
+        torch.testing.assert_close(model(images()), expected)
+        body = network.backbone.body(network.transform(list(images()))[0].tensors)
+        torch.testing.assert_close(model.classifier(model.scene(body["1"]).mean((2, 3))), expected)
+
+
 def test_attention_between_regions_can_be_watched(detector):
     model = SceneNet(detector, **SMALL).eval()
     with torch.no_grad(), foveal.watch(model) as seen:

@@ -12,7 +12,8 @@ a detector, ``regions="features"``, and ``regions="focused"`` with a detector wh
 with supervision.
 
 Not in the paper: the convolution is 3×3 to 1024 channels, with a batch norm and a ReLU; the maximum over proposals; one
-fully connected layer before the classifier. Of a feature pyramid, F_s is taken from the coarsest map that has regions.
+fully connected layer before the classifier. F_s is taken from the last map of the network that was pretrained, before a
+feature pyramid or a reduction, so that it is the same with the weights of a classifier and of a detector.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class SceneNet(nn.Module):
             self._head().requires_grad_(True)
             if (focused := self._focused()) is not None:
                 focused.requires_grad_(False)
-        maps = int(cast(Any, self.detector).backbone.out_channels)
+        self.detector.eval()
+        maps = self._maps(torch.zeros(1, 3, 64, 64).to(next(self.detector.parameters())))[0].shape[1]
         self.scene = nn.Sequential(
             nn.Conv2d(maps, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(inplace=True)
         )
@@ -114,13 +116,27 @@ class SceneNet(nn.Module):
         detector = cast(Any, self.detector)
         with torch.no_grad():
             batch, _ = detector.transform(list(images))
-            maps = detector.backbone(batch.tensors)
-            maps = {"0": maps} if isinstance(maps, Tensor) else maps
-        level = [name for name in detector.roi_heads.box_roi_pool.featmap_names if name in maps][-1]
-        whole = self.scene(maps[level]).mean((2, 3))
+            last, maps = self._maps(batch.tensors)
+        whole = self.scene(last).mean((2, 3))
         if self.regions == "none":
             return self.classifier(whole).float()
         return self.classifier(torch.cat((whole, self._of_regions(batch, maps).to(whole.dtype)), 1)).float()
+
+    @torch.no_grad()
+    def _maps(self, images: Tensor) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """The last map of the pretrained network, (N, C, h, w), and the maps by name that regions are taken from."""
+        backbone = cast(Any, self.detector).backbone
+        kept: list[Any] = []
+        body: nn.Module = getattr(backbone, "body", backbone)
+        handle = body.register_forward_hook(lambda module, args, output: kept.append(output))
+        try:
+            maps = backbone(images)
+        finally:
+            handle.remove()
+        (output,) = kept
+        if not isinstance(output, Tensor):
+            output = list(output.values() if isinstance(output, Mapping) else output)[-1]
+        return output, {"0": maps} if isinstance(maps, Tensor) else maps
 
     def _of_regions(self, batch: Any, maps: Mapping[str, Tensor]) -> Tensor:
         """F or F_c, pooled over the proposals of each image, (N, C)."""
