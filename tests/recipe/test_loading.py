@@ -257,12 +257,12 @@ def test_a_recipe_of_the_future(write):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("", "task is missing; known: classify, document, refer"),
+        ("", "task is missing; known: classify, detect, document, refer"),
         ("task: ''", "task is missing"),
         ("task: null", "task is missing"),
         ("task: 3", "task is missing"),
         ("task: clasify", "unknown task 'clasify'; did you mean 'classify'"),
-        ("task: deliver", "unknown task 'deliver'; known: classify, document, refer"),
+        ("task: deliver", "unknown task 'deliver'; known: classify, detect, document, refer"),
     ],
 )
 def test_the_task_must_be_a_known_one(task, message, write):

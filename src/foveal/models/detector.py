@@ -136,7 +136,7 @@ class Detector(FasterRCNN):
             box_head=TwoMLPHead(width * REGION**2, hidden),
             box_predictor=FastRCNNPredictor(hidden, num_classes),
         )
-        self.transform = Resize(sizes, max_size, list(image_mean), list(image_std))
+        self.add_module("transform", Resize(sizes, max_size, list(image_mean), list(image_std)))
         self.name = backbone
         if checkpoint is not None:
             self.load(checkpoint)
