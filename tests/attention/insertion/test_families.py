@@ -83,6 +83,7 @@ def test_networks_of_tokens_are_refused(name, mechanism):
         ("resnet50", 16, "layer1.0.bn3", "layer4.2.bn3"),
         ("googlenet", 36, "inception3a.branch1.bn", "inception5b.branch4.1.bn"),
         ("efficientnet_b0", 16, "blocks.0.0.bn2", "blocks.6.0.bn3"),
+        ("mobilenetv1_100", 26, "blocks.0.0.bn1", "blocks.4.1.bn2"),  # two a block, as published
         ("mobilenetv4_conv_small", 12, "blocks.2.0.pw_proj.bn", "blocks.3.5.pw_proj.bn"),
         ("xception", 12, "block1.rep.4", "block12.rep.5"),
         ("xception41p", 13, "blocks.0.stack.conv3.conv_pw", "blocks.12.stack.conv3.conv_pw"),

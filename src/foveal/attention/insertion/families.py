@@ -141,7 +141,7 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
             f"{type(model).__name__} has no usual place for {name!r}: its cells join sums of pairs of layers, so that "
             "no layer is the end of a cell; choose layers with at="
         )
-    if family in ENDS and at_ends and (ends := _ends(model, *ENDS[family])):
+    if at_ends and (ends := _ends(model, *_rule(model, family))):
         return ends
     sites = mechanism.usual(model)
     in_blocks = [site for site in sites if not BETWEEN.search(site.removeprefix("patch_embed.backbone."))]
@@ -151,6 +151,14 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
             "are such convolutions; choose layers with at="
         )
     return in_blocks if family else sites
+
+
+def _rule(model: nn.Module, family: str) -> tuple[str, tuple[str, ...]]:
+    """Globs on the blocks of a network and the layers that are their ends; empty for the general rule."""
+    rule = ENDS.get(family, ("", ()))
+    if rule is INVERTED and not any(name.endswith((".bn3", ".pw_proj")) for name, _ in model.named_modules()):
+        return "", ()  # MobileNet v1: a gate after each of the two convolutions of a block, as published
+    return rule
 
 
 def _ends(model: nn.Module, blocks: str, ends: Iterable[str]) -> list[str]:
