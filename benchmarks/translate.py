@@ -28,8 +28,9 @@ from foveal.bench import cleared, clock_beside, hardware, stopwatch, write_rows
 from foveal.models.beam_search import BEGIN, END, PAD, beam_search
 from foveal.models.transformer import Transformer
 
-BASE = {"channels": 512, "layers": 6, "heads": 8, "hidden": 2048, "dropout": 0.1}
-TINY = {"channels": 32, "layers": 2, "heads": 2, "hidden": 64, "dropout": 0.1}
+DROPOUT = {"dropout": 0.1, "attention_dropout": 0.1}  # torch.nn.Transformer drops weights of attention too
+BASE = {"channels": 512, "layers": 6, "heads": 8, "hidden": 2048, **DROPOUT}
+TINY = {"channels": 32, "layers": 2, "heads": 2, "hidden": 64, **DROPOUT}
 ABSOLUTE = {"encoder": "1000", "decoder": "1000", "cross": "1000", "positions": "absolute"}
 FORMS = {
     "plain": ABSOLUTE,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -67,7 +68,8 @@ def beam_search(
 
     def step() -> None:
         search.advance(model.step(search.last, state), state.position)
-        state.reorder(search.rows)
+        if beams > 1:
+            state.reorder(search.rows)
         state.position.add_(1)
 
     graph = source.is_cuda if graph is None else graph
@@ -86,7 +88,8 @@ def beam_search(
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
     """A function that replays ``step`` as a CUDA graph; capturing runs nothing."""
-    graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+    graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    stream = capture_stream(current.device)
     half = torch.is_autocast_enabled("cuda")
     # Casts that autocast keeps would be freed before the graph is replayed.
     cast = torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cache_enabled=False) if half else nullcontext()
@@ -100,6 +103,12 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
             graph.capture_end()
     current.wait_stream(stream)
     return graph.replay
+
+
+@lru_cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all captures: cuBLAS keeps memory for every stream that it has seen."""
+    return torch.cuda.Stream(device)
 
 
 def _without_cache(model: Transformer, memory: Tensor, mask: Tensor, search: Beams, stop: bool) -> None:
@@ -152,12 +161,12 @@ class Beams:
             logits: (B, K, V).
             position: of the tokens that they follow, int64 (1,).
         """
-        beams, count = logits.shape[1:]
-        chances = logits.float().log_softmax(-1)
-        chances[..., :END].fill_(-torch.inf)  # no padding, no unknown word, no beginning
-        totals = (self.scores[..., None] + chances).flatten(1)
-        values, index = totals.topk(2 * beams)  # enough, because one in each beam at most is an end
-        parent, token = index // count, index % count
+        beams = logits.shape[1]
+        chances = logits.log_softmax(-1, dtype=torch.float32)[..., END:]  # no padding, unknown word or beginning
+        count = min(2 * beams, chances.shape[-1])  # enough of each beam, because one at most is an end
+        chances, token = chances.topk(count)
+        values, index = (self.scores[..., None] + chances).flatten(1).topk(2 * beams)
+        parent, token = index // count, (token + END).flatten(1).gather(1, index)
         ends = token == END
         self._finish(values, parent, ends & (self.rank < beams), position)
         scores, chosen = values.masked_fill(ends, -torch.inf).topk(beams)

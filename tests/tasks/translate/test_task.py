@@ -73,7 +73,7 @@ def test_the_loss_is_that_of_the_next_token(root):
             if token != 0:
                 total -= 0.8 * one[token].item() + 0.2 * one.mean().item()
                 count += 1
-    assert float(made.losses(batch)["translation"]) == pytest.approx(total / count, rel=1e-5)
+    assert made.losses(batch)["translation"].item() == pytest.approx(total / count, rel=1e-5)
 
 
 def test_a_run(run, root):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from foveal.attention import FocusedRegions, watch
 from foveal.compat import raise_recompile_limit
 from foveal.data import Source
 from foveal.errors import UserError
@@ -16,9 +17,11 @@ from foveal.measure.box_ap import AP50, AP75, SIZES
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
 from foveal.tasks.base import SAMPLES, Task
+from foveal.tasks.detect.options import DetectMeasure
 from foveal.tasks.detect.samples import Sample, packed
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
+from foveal.tasks.relations import RelationMetrics
 from foveal.tasks.results import Results
 
 if TYPE_CHECKING:
@@ -51,6 +54,7 @@ class Detect(Task):
     """
 
     summary = "an image; its objects, each with a box and a class"
+    sections: ClassVar[Mapping[str, type]] = {"measure": DetectMeasure}
 
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, BoxSource):
@@ -63,6 +67,9 @@ class Detect(Task):
             try_detector(model, recipe.model["name"])
         super().__init__(recipe, source, model, BoxAP.info, lambda: BoxAP(classes))
         self.kept: list[Sample] = []
+        measure = recipe.measure
+        focused = any(isinstance(module, FocusedRegions) for module in self.model.modules())
+        self.relations = RelationMetrics(measure.relations, measure.pairs, measure.iou) if focused else None
 
     @classmethod
     def rebuild(cls, recipe: Recipe, about: Mapping[str, Any]) -> nn.Module:
@@ -89,14 +96,28 @@ class Detect(Task):
     def on_test_start(self) -> None:
         """Keep samples anew."""
         self.kept = []
+        if self.relations is not None:
+            self.relations.recall.reset()
+            self.relations.mass.reset()
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Scores, and an image of each batch to look at, until there are some."""
-        detections = self.detect(batch)
+        detections = self._detect_and_relate(batch)
         self.test_score.update(detections, batch["target"])
         if len(self.kept) < SAMPLES:
             self.kept.append(Sample.of(batch["image"][0], detections[0], batch["target"][0]))
             self.samples = packed(self.kept)
+
+    def _detect_and_relate(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
+        """Detections, and measures of the attention between regions where there is such."""
+        if self.relations is None:
+            return self.detect(batch)
+        with watch(self.model, "*box_head.attached.focused*") as seen:
+            detections = self.detect(batch)
+        sizes = [(image.shape[-2], image.shape[-1]) for image in batch["image"]]
+        for record in seen.values():
+            self.relations.update(record, batch["target"], sizes)
+        return detections
 
     def results(self) -> Results:
         """AP with that of every class, at two overlaps, and by size."""
@@ -110,6 +131,8 @@ class Detect(Task):
         results.add(AP75, metric.scores.ap75)
         for size, info in SIZES.items():
             results.add(info, metric.scores.by_size[size])
+        if self.relations is not None:
+            self.relations.add_to(results)
         return results
 
     def on_fit_start(self) -> None:
