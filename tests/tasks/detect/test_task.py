@@ -247,3 +247,16 @@ def test_the_demo_learns(tmp_path):
         result = fit(recipe, tmp_path / "run", progress=False)
     _build_source.cache_clear()
     assert result["metrics"]["box_ap50"] > 0.1
+
+
+def test_focused_attention_is_supervised_and_measured(tmp_path):
+    relation = '{relation: {loss: relations, at: "*.focused", options: {kind: annotated}}}'
+    changes = ("model.insert={mechanism: focused}", f"loss.attention={relation}", "loss.weights={relation: 0.01}")
+    measured = ("measure.relations=annotated", "measure.pairs=[50, 225]")
+    run = Run(tmp_path / "focused", *changes, *measured, "train.epochs=1")
+    metrics = run.result["metrics"]
+    assert {"relation_recall/50", "relation_recall/225", "center_mass"} <= metrics.keys()
+    assert metrics["relation_recall/50"] <= metrics["relation_recall/225"] <= 1
+    (row,) = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert row["train/relation"] > 0
+    assert evaluate(run.out)["metrics"] == metrics
