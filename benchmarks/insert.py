@@ -147,14 +147,13 @@ def first_step(case: Case, part: str) -> dict[str, float]:
 @contextlib.contextmanager
 def empty_caches() -> Iterator[None]:
     """Nothing that the user compiled or tuned; the folders are looked up whenever they are used."""
-    before = {name: os.environ.get(name) for name in CACHES}
+    before = {name: os.environ[name] for name in CACHES if name in os.environ}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         os.environ.update({name: str(Path(folder, name)) for name in CACHES})
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        yield
+    for name in CACHES:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 def measure_as_child(items: list[dict[str, Any]], parts: Sequence[str], first: bool) -> None:

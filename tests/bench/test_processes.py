@@ -49,10 +49,13 @@ def run(*jobs, **options):
         return [(job.items[0], part, figures[0]) for job, part, figures in reports]
 
 
-def test_others_are_stopped_while_one_is_timed():
-    reports = {name: figures for name, _, figures in run(job(BUSY), job(QUICK), most=2)}
-    begin, end = reports[QUICK]["ran"]
-    ticks = reports[BUSY]["ticks"]
+def test_others_are_stopped_while_one_is_timed(tmp_path):
+    path = str(tmp_path / "runs")
+    busy = f"open({path!r}, 'w').close()\n{BUSY}"
+    quick = f"while not os.path.exists({path!r}): time.sleep(0.01)\n{QUICK}"
+    reports = {name: figures for name, _, figures in run(job(busy, name="busy"), job(quick, name="quick"), most=2)}
+    begin, end = reports["quick"]["ran"]
+    ticks = reports["busy"]["ticks"]
     assert ticks[0] < begin < end < ticks[-1]  # side by side
     assert not [tick for tick in ticks if begin < tick < end]
 

@@ -57,10 +57,10 @@ class Case:
 
 
 def compared(
-    case: Case, part: str, plain: Mapping[str, Any], figures: Mapping[str, Any], row: Mapping[str, Any]
+    case: Case, part: str, plain: Mapping[str, Any], figures: Mapping[str, Any], row: dict[str, Any]
 ) -> dict[str, Any]:
     """A row: a model with attention beside the plain one. Figures are added to those that ``row`` has."""
-    row = key_of(case, part) | dict.fromkeys(FIGURES, "") | row
+    row = {**key_of(case, part), **dict.fromkeys(FIGURES, ""), **row}
     row["error"] = figures.get("error") or (f"plain model: {plain['error']}" if "error" in plain else "")
     row |= {f"plain {name}": round(value, 3) for name, value in plain.items() if name != "error"}
     if row["error"]:
