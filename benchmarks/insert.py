@@ -2,21 +2,27 @@
 
     foveal bench insert resnet50 --mechanism aw
     foveal bench insert resnet50 --mechanism aw se aw+se "cbam pools=avg" --modes eager default --size 512
+    foveal bench insert resnet50 --mechanism aw --first             # also how long the first step takes
     foveal bench insert resnet50 --mechanism aw --profile           # where the time of one site goes
     python benchmarks/insert.py --preset h200 --jobs 8 --minutes 8 --csv results/bench-insert.csv
 
 A mechanism is a name of ``foveal list mechanisms``; several joined by + are inserted in turn. key=value after it are
 its options, also ``at`` and ``start``. On a GPU: bf16 autocast, channels last, fused SGD with momentum; on a CPU
 float32. cuDNN does not search for the fastest convolutions (torch.backends.cudnn.benchmark is off, as PyTorch starts).
-Times are medians with all that Python takes, no CUDA graph unless the mode makes one. The first step is that of a fresh
-model, on a GPU in a fresh process with empty caches; a compiled model is compiled in it.
+Times are medians with all that Python takes, no CUDA graph unless the mode makes one.
 
-With --jobs several processes prepare their models side by side. While one times itself the others are stopped, so that
-its milliseconds are those of a machine that does nothing else. Seconds of first steps and of compiling are taken in
-company, without the time that a process was stopped; the column jobs says how many processes there were.
+The plain model and the same with each mechanism are in one process, and are timed in turns: milliseconds of the same
+model differ by a quarter between processes, so that only ratios within one mean something. On a GPU, and with --jobs,
+each such group is a process of its own. With --jobs several of them prepare their models side by side; while one is
+timed the others are stopped, so that its milliseconds are those of a machine that does nothing else.
 
-With --csv every row is written as soon as it is measured, and rows that the file has are not measured again, so that a
-long list can be measured in several sittings. Something that fails is a row with the error.
+The first step, in which a model is compiled, is measured only with --first: afterwards, in a fresh process with empty
+caches for each model, because kernels that one model compiled stay in the memory of its process. With --jobs these
+run side by side and are slower for it; the column jobs says how many processes there were. Without --first the columns
+are empty.
+
+With --csv every row is written as soon as it is measured, and what the file has is not measured again, so that a long
+list can be measured in several sittings. Something that fails is a row with the error.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import sys
@@ -44,9 +51,10 @@ from torch import Tensor, nn
 
 import foveal
 from foveal.bench import cleared, clock_beside, peak, peak_on_cpu, stopwatch
-from foveal.bench.prices import MODES, PARTS, PLAIN, Case, Rows, compared, key_of, row_key, sentence, show
+from foveal.bench.prices import MODES, PARTS, PLAIN, Case, Rows, compared, sentence, table
 from foveal.bench.processes import Job, side_by_side, wait_for_turn
 from foveal.bench.steps import profile_site, step_of
+from foveal.compat import raise_recompile_limit
 from foveal.errors import UserError
 from foveal.models.registry import any_model
 
@@ -96,48 +104,64 @@ def mechanisms_of(words: list[str]) -> list[str]:
 # Measuring --------------------------------------------------------------------------------------------------------
 
 
-def measure(
-    cases: Sequence[Case], part: str, caches: Path, wait: Callable[[str], None] = lambda part: None
-) -> list[dict[str, Any]]:
-    """Milliseconds, MiB and seconds of the first step of each case, or its error; times are taken in turns.
+def measure(cases: Sequence[Case], part: str, wait: Callable[[str], None] = lambda part: None) -> list[dict[str, Any]]:
+    """Milliseconds and MiB of each case, or its error; times are taken in turns.
 
     ``wait(part)`` is called before, when all else is done.
     """
-    device, seconds = torch.device(cases[0].device), cases[0].seconds
+    if MODES[cases[0].mode] is not None:
+        torch.compiler.reset()
+        raise_recompile_limit()  # the models share the code of their classes
     runs: dict[str, Callable[[], object]] = {}
     figures: list[dict[str, Any]] = []
     for i, case in enumerate(cases):
-        if MODES[case.mode] is not None:
-            torch.compiler.reset()
-        for name in CACHES:  # nothing that an earlier case or the user compiled or tuned
-            os.environ[name] = str(caches / part / str(i) / name)
-        before = cleared()
         try:
-            run, held = step_of(*build(case), part, MODES[case.mode])
-            begin = time.monotonic()
-            figures.append({"first s": stopwatch(run, device)})
-            figures[i]["spans"] = {"first s": (begin, time.monotonic())}
-            if device.type == "cuda":
-                figures[i]["peak MiB"] = peak(lambda run=run: [run() for _ in range(4)]) - before
-            else:
-                figures[i]["peak MiB"] = peak_on_cpu(run) + held
-            runs[str(i)] = run
+            runs[str(i)], mebibytes = prepare(case, part)
+            figures.append({"peak MiB": mebibytes})
         except Exception as error:
             traceback.print_exc()
-            figures[i:] = [{"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}]
+            figures.append({"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
     if runs:
         wait(part)
-        for name, milliseconds in clock_beside(runs, device, seconds).items():
+        for name, milliseconds in clock_beside(runs, torch.device(cases[0].device), cases[0].seconds).items():
             figures[int(name)]["ms"] = milliseconds
     return figures
 
 
-def measure_as_child(case: Case, parts: Sequence[str]) -> None:
-    """Measure in a process of ``side_by_side``."""
+def prepare(case: Case, part: str) -> tuple[Callable[[], object], float]:
+    """A function that does ``part`` and has done it before, and its peak MiB."""
+    before = cleared()
+    run, held = step_of(*build(case), part, MODES[case.mode])
+    run()
+    if case.device == "cuda":
+        return run, peak(lambda: [run() for _ in range(4)]) - before
+    return run, peak_on_cpu(run) + held
+
+
+def first_step(case: Case, part: str) -> dict[str, float]:
+    """Seconds of the first step of a model; in a fresh process."""
+    run, _ = step_of(*build(case), part, MODES[case.mode])
+    return {"first s": stopwatch(run, torch.device(case.device))}
+
+
+@contextlib.contextmanager
+def empty_caches() -> Iterator[None]:
+    """Nothing that the user compiled or tuned; the folders are looked up whenever they are used."""
+    before = {name: os.environ[name] for name in CACHES if name in os.environ}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for part in parts:
-            (figures,) = measure([case], part, Path(folder), wait_for_turn)
-            print(json.dumps({"part": part, **figures}), flush=True)
+        os.environ.update({name: str(Path(folder, name)) for name in CACHES})
+        yield
+    for name in CACHES:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+def measure_as_child(items: list[dict[str, Any]], parts: Sequence[str], first: bool) -> None:
+    """Measure in a process of ``side_by_side``."""
+    cases = [Case(**item) for item in items]
+    for part in parts:
+        figures = [first_step(cases[0], part)] if first else measure(cases, part, wait_for_turn)
+        print(json.dumps({"part": part, "figures": figures}), flush=True)
 
 
 def profile(plain: Case, case: Case, console: Console) -> None:
@@ -189,88 +213,78 @@ def usual_mechanisms(model: str) -> list[str]:
     return usual
 
 
-def measured_together(
-    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, until: float, status: Status
-) -> Iterator[dict[str, Any]]:
-    """Rows measured in this process, those of a group in turns."""
+def jobs_of(plan: list[list[Case]], rows: Rows, options: argparse.Namespace, first: bool) -> list[Job]:
+    """What is not known yet: a process for each group, or for each first step."""
+    words = (sys.executable, __file__, *(["--first"] if first else []), "--job")
+    jobs: list[Job] = []
     for plain, *attended in plan:
-        missing = [case for case in attended if rows.missing(case, options.parts)]
-        if not missing or time.monotonic() > until:
-            continue
-        status.update(f"measuring {plain}, and with {', '.join(case.mechanism for case in missing)}")
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            measured = {part: measure([plain, *missing], part, Path(folder)) for part in options.parts}
-        for i, case in enumerate(missing, 1):
-            for part, figures in measured.items():
-                yield compared(case, part, figures[0], figures[i], 1)
+        missing = {case: rows.missing(case, options.parts, "first s" if first else "ms") for case in attended}
+        cases = [plain, *(case for case in attended if missing[case])]
+        parts = [part for part in options.parts if any(part in names for names in missing.values())]
+        items = [asdict(case) for case in cases]
+        if first:
+            jobs += [Job(words, [item], [part]) for part in parts for item in items]
+        elif parts:
+            jobs.append(Job(words, items, parts))
+    return jobs
 
 
-def measured_apart(
-    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, until: float, status: Status
-) -> Iterator[dict[str, Any]]:
-    """Rows measured in a process for each case, ``options.jobs`` side by side."""
-    figures: dict[tuple[Case, str], dict[str, Any]] = {}
-    waiting: list[tuple[Case, str]] = []  # for the plain model
-    jobs = jobs_of(plan, rows, options, figures)
+def reports(
+    jobs: Iterator[Job], options: argparse.Namespace, until: float, apart: bool
+) -> Iterator[tuple[Job, str, list[dict[str, Any] | None]]]:
+    """Figures of the parts of jobs, measured in processes, or without ``apart`` in this one."""
+    if not apart:
+        with empty_caches():
+            for job in itertools.takewhile(lambda job: time.monotonic() < until, jobs):
+                yield from ((job, part, measure([Case(**item) for item in job.items], part)) for part in job.parts)
+        return
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {"TMPDIR": folder}  # also what a killed process leaves there goes
         if options.jobs > 1:
             environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(max(1, (os.cpu_count() or 1) // options.jobs))
-        reports = side_by_side(
-            announced(jobs, status), most=options.jobs, timeout=options.timeout, until=until, environment=environment
-        )
-        with contextlib.closing(reports):
-            for job, part, reported in reports:
-                figures[job.name, part] = reported
-                if job.name.mechanism != PLAIN:
-                    waiting.append((job.name, part))
-                for key in list(waiting):
-                    plain = figures.get((replace(key[0], mechanism=PLAIN), key[1]))
-                    if plain is not None:
-                        waiting.remove(key)
-                        yield compared(*key, plain, figures[key], options.jobs)
+        yield from side_by_side(jobs, most=options.jobs, timeout=options.timeout, until=until, environment=environment)
+
+
+def measured(
+    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, first: bool, until: float, status: Status
+) -> Iterator[dict[str, Any]]:
+    """Rows with times and memory, or with first steps."""
+    jobs = jobs_of(plan, rows, options, first)
+    apart = first or options.device == "cuda" or options.jobs > 1
+    known: dict[tuple[Case, str], dict[str, Any] | None] = {}
+    with contextlib.closing(reports(announced(jobs, status), options, until, apart)) as new:
+        for job, part, figures in new:
+            if not first:
+                known.clear()  # times are compared within a process only
+            known |= {(Case(**item), part): one for item, one in zip(job.items, figures, strict=True)}
+            for case, of in list(known):
+                plain = known.get((replace(case, mechanism=PLAIN), of))
+                if case.mechanism != PLAIN and plain and known[case, of]:
+                    yield compared(case, of, plain, known.pop((case, of)), rows.row(case, of) | {"jobs": options.jobs})
 
 
 def announced(jobs: list[Job], status: Status) -> Iterator[Job]:
     """The jobs, each shown when it is taken."""
     for i, job in enumerate(jobs, 1):
-        status.update(f"measuring {i} of {len(jobs)}: {job.name}")
+        model, *attended = [Case(**item) for item in job.items]
+        status.update(
+            f"measuring {i} of {len(jobs)}: {', '.join([str(model), *(case.mechanism for case in attended)])}"
+        )
         yield job
-
-
-def jobs_of(
-    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, figures: dict[tuple[Case, str], dict[str, Any]]
-) -> list[Job]:
-    """What is not known yet, plain models first; puts what rows say of plain models into ``figures``."""
-    parts: dict[Case, list[str]] = {}
-    for plain, *attended in plan:
-        missing = {case: rows.missing(case, options.parts) for case in attended}
-        for part in options.parts:
-            if any(part in names for names in missing.values()) and part not in parts.setdefault(plain, []):
-                known = rows.plain(plain, part, options.jobs)
-                if known:
-                    figures[plain, part] = known
-                else:
-                    parts[plain].append(part)
-        parts |= missing
-    return [
-        Job(case, (sys.executable, __file__, "--case", json.dumps(asdict(case)), "--parts"), names)
-        for case, names in parts.items()
-        if names
-    ]
 
 
 def run_all(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """Measure what is not in the file yet, write it there, and return the rows that were asked for."""
     rows, plan = Rows(options.csv, options.again), groups(options)
     until = time.monotonic() + 60 * options.minutes
-    measured = measured_apart if options.isolate else measured_together
-    with console.status("measuring") as status, contextlib.closing(measured(plan, rows, options, until, status)) as new:
-        for row in new:
-            rows.add(row)
-            console.print(sentence(row), soft_wrap=True, highlight=False, markup=False)
-    asked = [row_key(key_of(case, part)) for _, *attended in plan for case in attended for part in options.parts]
-    return [rows.known[key] for key in asked if key in rows.known]
+    with console.status("measuring") as status:
+        for first in (False, True) if options.first else (False,):
+            with contextlib.closing(measured(plan, rows, options, first, until, status)) as new:
+                for row in new:
+                    rows.add(row)
+                    console.print(sentence(row), soft_wrap=True, highlight=False, markup=False)
+    asked = (rows.row(case, part) for _, *attended in plan for part in options.parts for case in attended)
+    return [row for row in asked if row]
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -287,21 +301,20 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.5 if gpu else 6.0, help="how long each is repeated")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if gpu else "cpu")
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, help="on a GPU unless said otherwise")
-    parser.add_argument("--isolate", action=argparse.BooleanOptionalAction, help="a process each; on a GPU likewise")
-    parser.add_argument("--jobs", type=int, default=1, help="such processes side by side, each timed alone")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds that such a process may take")
+    parser.add_argument("--first", action="store_true", help="also the first step, in a process of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side, each timed alone")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds that a process may take for each model")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin nothing more after this time")
     parser.add_argument("--csv", type=Path, help="write rows to this file; those it has are not measured again")
     parser.add_argument("--again", action="store_true", help="measure them again")
     parser.add_argument("--profile", action="store_true", help="instead: host time and launches of one site")
-    parser.add_argument("--case", help=argparse.SUPPRESS)  # one process of --isolate
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)  # what such a process measures
     options = parser.parse_args(arguments)
-    for name in ("channels_last", "isolate"):
-        if getattr(options, name) is None:
-            setattr(options, name, options.device == "cuda" or (name == "isolate" and options.jobs > 1))
-    if options.jobs < 1 or (options.jobs > 1 and not options.isolate):
-        raise UserError(f"--jobs {options.jobs}: expected at least 1, and 1 with --no-isolate")
-    if not (options.model or options.preset or options.case):
+    if options.channels_last is None:
+        options.channels_last = options.device == "cuda"
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: expected at least 1")
+    if not (options.model or options.preset or options.job):
         raise UserError("which model? for example: foveal bench insert resnet50 --mechanism aw")
     options.mechanism = mechanisms_of(options.mechanism or [])
     return options
@@ -310,8 +323,9 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options, console = parsed(arguments), Console()
     torch.set_float32_matmul_precision("high")
-    if options.case:
-        measure_as_child(Case(**json.loads(options.case)), options.parts)
+    if options.job:
+        with empty_caches():
+            measure_as_child(**options.job, first=options.first)
         return
     if options.profile:
         for plain, *attended in groups(options):
@@ -323,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
             insert_all(any_model(options.model), mechanism)  # a mistake is said before anything is measured
     rows = run_all(options, console)
     if rows:
-        show(rows, console)
+        console.print(f"\n{table(rows)}", soft_wrap=True, highlight=False, markup=False)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
     part, hardware, torch, precision = kind
     modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
     cells = {(_model(row), row["mechanism"], row["mode"]): _cell(row) for row in rows}
-    title = f"{PARTS[part]}, times the plain model's time (memory; seconds more at the first step). {hardware}"
+    later = "; seconds more at the first step" if any(row["first s"] for row in rows) else ""
+    title = f"{PARTS[part]}, times the plain model's time (memory{later}). {hardware}"
     lines = ["| | |" + "".join(f" {MODES[mode]} |" for mode in modes), "|---|---|" + "---|" * len(modes)]
     models = list(dict.fromkeys(model for model, _, _ in cells))
     pairs = dict.fromkeys((model, mechanism) for model, mechanism, _ in cells)
@@ -49,12 +50,14 @@ def _model(row: Row) -> str:
 
 
 def _cell(row: Row) -> str:
-    """``1.42× (1.05×; +3 s)``.
+    """``1.42× (1.05×; +3 s)``, or without the seconds.
 
     >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "first s": "4.1", "plain first s": "1.0"})
     '1.42× (1.05×; +3.1 s)'
+    >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "first s": ""})
+    '1.42× (1.05×)'
     """
     if row["error"]:
         return "does not run"
-    later = float(row["first s"]) - float(row["plain first s"])
-    return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×; {later:+.1f} s)"
+    later = f"; {float(row['first s']) - float(row['plain first s']):+.1f} s" if row["first s"] else ""
+    return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×{later})"

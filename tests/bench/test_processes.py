@@ -8,18 +8,19 @@ import time
 
 import pytest
 
-from foveal.bench.processes import Job, overlap, side_by_side
+from foveal.bench.processes import Job, side_by_side
 
 # A pretended benchmark: its parts are scripts, run one after the other.
 CHILD = """
 import json, os, sys, time
-def say(**message):
-    print(json.dumps(message), flush=True)
+work = json.loads(sys.argv[1])
+def say(part, **figures):
+    print(json.dumps({"part": part, "figures": [figures] * len(work["items"])}), flush=True)
 def ready(part):
-    say(ready=part)
+    print(json.dumps({"ready": part}), flush=True)
     assert sys.stdin.readline() == "\\n"
 print("something else", os.getpid())
-for script in sys.argv[1:]:
+for script in work["parts"]:
     part = script
     exec(script)
 """
@@ -32,36 +33,31 @@ while time.monotonic() < begin + 1.5:
     ticks.append(time.monotonic())
     time.sleep(0.01)
 ready(part)
-say(part=part, ticks=ticks, spans={"first s": (begin, ticks[-1])})
+say(part=part, ticks=ticks)
 """
 HANGS = "time.sleep(60)"
 DIES = "sys.exit('no such luck')"
 
 
-def job(*parts, name=None):
-    return Job(name or parts[0], (sys.executable, "-S", "-c", CHILD), parts)
+def job(*parts, name=None, items=None):
+    return Job((sys.executable, "-S", "-c", CHILD), items or [name or parts[0]], parts)
 
 
 def run(*jobs, **options):
+    """Reports as (first item, part, its figures)."""
     with contextlib.closing(side_by_side(jobs, **{"settle": 0.0} | options)) as reports:
-        return [(job.name, part, figures) for job, part, figures in reports]
+        return [(job.items[0], part, figures[0]) for job, part, figures in reports]
 
 
-def test_overlap():
-    assert overlap((10, 20), []) == 0
-    assert overlap((10, 20), [(0, 10), (20, 25)]) == 0
-    assert overlap((10, 20), [(5, 12), (14, 15), (18, 40)]) == 5
-    assert overlap((10, 20), [(5, 25)]) == 10
-
-
-def test_others_are_stopped_while_one_is_timed():
-    reports = {name: figures for name, _, figures in run(job(BUSY), job(QUICK), most=2)}
-    begin, end = reports[QUICK]["ran"]
-    ticks = reports[BUSY]["ticks"]
+def test_others_are_stopped_while_one_is_timed(tmp_path):
+    path = str(tmp_path / "runs")
+    busy = f"open({path!r}, 'w').close()\n{BUSY}"
+    quick = f"while not os.path.exists({path!r}): time.sleep(0.01)\n{QUICK}"
+    reports = {name: figures for name, _, figures in run(job(busy, name="busy"), job(quick, name="quick"), most=2)}
+    begin, end = reports["quick"]["ran"]
+    ticks = reports["busy"]["ticks"]
     assert ticks[0] < begin < end < ticks[-1]  # side by side
     assert not [tick for tick in ticks if begin < tick < end]
-    assert reports[BUSY]["first s"] < ticks[-1] - ticks[0] - 0.29
-    assert "spans" not in reports[BUSY]
 
 
 def test_seconds_of_a_process_do_not_count_while_it_is_stopped():
@@ -107,10 +103,40 @@ def test_what_lacks_memory_beside_others_is_tried_again_alone(tmp_path):
         f"first = not os.path.exists({path!r}); open({path!r}, 'a').write('x'); time.sleep(0.3)\n"
         "say(part=part, **({'error': 'OutOfMemoryError: CUDA out of memory'} if first else {'ms': 1}))"
     )
-    assert [report[0] for report in run(job(greedy), job(QUICK), most=2)] == [QUICK, greedy]
-    assert run(job(greedy, name="alone"))[0][2] == {"ms": 1}
+    reports = run(job(greedy), job(QUICK), most=2)
+    assert [figures for name, _, figures in reports if name == greedy] == [None, {"ms": 1}]
+    assert reports[-1][0] == greedy
     os.remove(path)
     assert "error" in run(job(greedy))[0][2]  # there was nothing beside it
+
+
+def reported(*jobs, **options):
+    with contextlib.closing(side_by_side(jobs, **{"settle": 0.0} | options)) as reports:
+        return [(job.items, figures) for job, _, figures in reports]
+
+
+def test_only_what_lacked_memory_is_tried_again_beside_the_first_item():
+    large = """
+time.sleep(0.3)
+lacks = {'error': 'CUDA out of memory'} if len(work["items"]) > 2 else {'ms': 2}
+figures = [lacks if item == 'large' else {'error': 'wrong'} if item == 'wrong' else {'ms': 1} for item in work["items"]]
+print(json.dumps({"part": part, "figures": figures}), flush=True)
+"""
+    items = ["plain", "small", "large", "wrong"]
+    reports = [report for report in reported(job(QUICK), job(large, items=items), most=2) if report[0] != [QUICK]]
+    assert reports == [
+        (items, [{"ms": 1}, {"ms": 1}, None, {"error": "wrong"}]),
+        (["plain", "large"], [{"ms": 1}, {"ms": 2}]),
+    ]
+
+
+def test_one_that_ends_the_process_does_not_lose_the_others():
+    crash = "('bad' in work['items']) and os.kill(os.getpid(), 11); say(part=part, ms=1)"
+    assert reported(job(crash, items=["plain", "good", "bad"])) == [
+        (["plain", "good", "bad"], [None, None, None]),
+        (["plain", "good"], [{"ms": 1}, {"ms": 1}]),
+        (["plain", "bad"], [{"error": "the process ended with status -11: "}] * 2),
+    ]
 
 
 def test_when_time_is_up():

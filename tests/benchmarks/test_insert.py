@@ -3,8 +3,9 @@
 import csv
 import importlib.util
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,11 +17,10 @@ from torch import nn
 import foveal
 from foveal.attention import Gate
 from foveal.attention.insertion import registry
-from foveal.bench import write_rows
 from foveal.errors import UserError
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "insert.py"
-SMALL = ("cifar_resnet20", "--batch", "2", "--size", "8", "--seconds", "0.01", "--device", "cpu", "--no-isolate")
+SMALL = ("cifar_resnet20", "--batch", "2", "--size", "8", "--seconds", "0.01", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +29,6 @@ def insert():
     module = sys.modules["bench_insert"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(autouse=True)
-def _caches(monkeypatch, insert):
-    for name in insert.CACHES:  # changed by the benchmark
-        monkeypatch.setenv(name, "")
 
 
 def read(path):
@@ -47,19 +41,18 @@ def test_rows_stand_beside_the_plain_model(insert, tmp_path, capsys):
     insert.main([*SMALL, "--mechanism", "aw", "se", "reduction=4", "--csv", str(path)])
     rows = read(path)
     assert [(row["mechanism"], row["part"]) for row in rows] == [
-        (mechanism, part) for mechanism in ("aw", "se reduction=4") for part in ("train", "infer")
+        (mechanism, part) for part in ("train", "infer") for mechanism in ("aw", "se reduction=4")
     ]
     for row in rows:
         assert row["error"] == ""
         assert float(row["time ratio"]) == pytest.approx(float(row["ms"]) / float(row["plain ms"]), abs=0.01)
         assert float(row["memory ratio"]) > 1
-        assert float(row["first s"]) > 0
-        assert row["compile s"] == ""
-    assert rows[0]["plain ms"] == rows[2]["plain ms"] != rows[1]["plain ms"]
+        assert row["first s"] == row["plain first s"] == ""
+    assert rows[0]["plain ms"] == rows[1]["plain ms"] != rows[2]["plain ms"]
     out = capsys.readouterr().out
     assert "× the time of a training step (" in out
     assert "× the time of inference (" in out
-    assert "s at the first one" in out
+    assert "at the first one" not in out
 
 
 def test_rows_of_the_file_are_not_measured_again(insert, tmp_path, monkeypatch, capsys):
@@ -68,9 +61,9 @@ def test_rows_of_the_file_are_not_measured_again(insert, tmp_path, monkeypatch, 
     (before,) = read(tmp_path / "rows.csv")
     measured = []
 
-    def measure(cases, part, caches):
+    def measure(cases, part):
         measured.append([case.mechanism for case in cases])
-        return [{"ms": 1.0, "peak MiB": 1.0, "first s": 1.0}] * len(cases)
+        return [{"ms": 1.0, "peak MiB": 1.0}] * len(cases)
 
     monkeypatch.setattr(insert, "measure", measure)
     insert.main([*words, "--mechanism", "aw", "se", "--minutes", "-1"])
@@ -82,7 +75,7 @@ def test_rows_of_the_file_are_not_measured_again(insert, tmp_path, monkeypatch, 
     capsys.readouterr()
     insert.main([*words, "--mechanism", "aw", "se"])
     assert len(measured) == 1
-    assert capsys.readouterr().out.count("│ infer │") == 2  # what the file has is shown
+    assert capsys.readouterr().out.count("  plain ") == 2  # what the file has is shown, from two sittings
     insert.main([*words, "--mechanism", "aw", "--again"])
     assert measured[1:] == [["plain", "aw"]]
     assert [row["ms"] for row in read(tmp_path / "rows.csv")] == ["1.0", "1.0"]
@@ -110,10 +103,10 @@ def test_what_fails_is_a_row_and_the_rest_goes_on(insert, tmp_path, monkeypatch)
 
 
 def test_a_model_that_does_not_compile(insert, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model, mode: (_ for _ in ()).throw(ValueError(f"not in {mode}")))
+    monkeypatch.setattr(torch, "compile", lambda model, mode, **_: (_ for _ in ()).throw(ValueError(f"not in {mode}")))
     words = ["--mechanism", "se", "--modes", "eager", "default", "--parts", "infer"]
     insert.main([*SMALL, *words, "--csv", str(tmp_path / "rows.csv")])
-    assert [row["error"] for row in read(tmp_path / "rows.csv")] == ["", "plain model: ValueError: not in default"]
+    assert [row["error"] for row in read(tmp_path / "rows.csv")] == ["", "ValueError: not in default"]
 
 
 @pytest.fixture
@@ -122,72 +115,81 @@ def pretended(insert, monkeypatch):
     ran, figures = [], {}
 
     def side_by_side(jobs, **options):
-        for job in list(jobs)[:: -1 if options["most"] > 1 else 1]:  # the plain model may come last
-            assert insert.Case(**json.loads(job.words[3])) == job.name
-            ran.append((job.name.mechanism, *job.parts))
-            default = {"ms": 2.0, "peak MiB": 1.0, "first s": 1.0}
-            yield from ((job, part, figures.get(job.name.mechanism, default)) for part in job.parts)
+        for job in list(jobs)[::-1]:
+            ran.append((*(item["mechanism"] for item in job.items), *job.parts))
+            default = {"first s": 1.0} if "--first" in job.words else {"ms": 2.0, "peak MiB": 1.0}
+            for part in job.parts:
+                yield job, part, [figures.get((item["mechanism"], *default), default) for item in job.items]
 
     monkeypatch.setattr(insert, "side_by_side", side_by_side)
     return ran, figures
 
 
-def test_a_process_that_fails_is_a_row(insert, tmp_path, pretended):
+TIMES, FIRST = ("ms", "peak MiB"), ("first s",)
+
+
+def test_a_group_is_a_process(insert, tmp_path, pretended):
     ran, figures = pretended
-    figures["aw"] = {"error": "the process ended with status -9: killed"}
-    words = ["--isolate", "--parts", "infer", "--mechanism", "aw", "se", "--csv", str(tmp_path / "rows.csv")]
-    insert.main([*SMALL, *words])
+    figures["plain", *TIMES] = {"ms": 1.0, "peak MiB": 4.0}
+    figures["aw", *TIMES] = {"error": "OutOfMemoryError: CUDA out of memory"}
+    words = ["--jobs", "2", "--parts", "infer", "--modes", "eager", "default", "--mechanism", "aw", "se"]
+    insert.main([*SMALL, *words, "--csv", str(tmp_path / "rows.csv")])
+    assert ran == [("plain", "aw", "se", "infer")] * 2
     rows = read(tmp_path / "rows.csv")
-    assert [row["error"] for row in rows] == ["the process ended with status -9: killed", ""]
-    assert [(row["jobs"], row["time ratio"]) for row in rows] == [("1", ""), ("1", "1.0")]
-    assert ran == [("plain", "infer"), ("aw", "infer"), ("se", "infer")]
+    assert [row["error"] for row in rows] == ["OutOfMemoryError: CUDA out of memory", ""] * 2
+    assert [(row["jobs"], row["ms"], row["plain ms"], row["time ratio"]) for row in rows[:2]] == [
+        ("2", "", "1.0", ""), ("2", "2.0", "1.0", "2.0"),
+    ]  # fmt: skip
 
 
-def test_rows_wait_for_the_plain_model(insert, tmp_path, pretended):
-    ran, figures = pretended
-    figures["plain"] = {"ms": 1.0, "peak MiB": 1.0, "first s": 1.0}
-    words = ["--isolate", "--jobs", "2", "--mechanism", "aw", "se", "--csv", str(tmp_path / "rows.csv")]
+def test_what_will_be_measured_again_is_no_row(insert, tmp_path, monkeypatch):
+    def side_by_side(jobs, **options):
+        (job,) = jobs
+        plain, attended = {"ms": 1.0, "peak MiB": 1.0}, {"ms": 3.0, "peak MiB": 1.0}
+        yield job, "infer", [plain, None, attended]
+        assert [row["mechanism"] for row in read(tmp_path / "rows.csv")] == ["se"]
+        yield replace(job, items=job.items[:2]), "infer", [{"ms": 2.0, "peak MiB": 1.0}, attended]
+
+    monkeypatch.setattr(insert, "side_by_side", side_by_side)
+    words = ["--jobs", "2", "--parts", "infer", "--mechanism", "aw", "se", "--csv", str(tmp_path / "rows.csv")]
     insert.main([*SMALL, *words])
-    assert ran[-1] == ("plain", "train", "infer")
-    assert {(row["mechanism"], row["part"], row["time ratio"], row["jobs"]) for row in read(tmp_path / "rows.csv")} == {
-        (mechanism, part, "2.0", "2") for mechanism in ("aw", "se") for part in ("train", "infer")
-    }
+    assert [(row["mechanism"], row["time ratio"]) for row in read(tmp_path / "rows.csv")] == [
+        ("se", "3.0"), ("aw", "1.5"),
+    ]  # fmt: skip
 
 
-def test_the_plain_model_of_the_file_is_not_measured_again(insert, tmp_path, pretended):
+def test_what_is_missing_is_measured_beside_the_plain_model(insert, tmp_path, pretended):
     ran, figures = pretended
-    figures["plain"] = {"ms": 1.25, "peak MiB": 4.0, "first s": 3.0}
-    words = ["--isolate", "--csv", str(tmp_path / "rows.csv"), "--mechanism"]
+    words = ["--jobs", "2", "--csv", str(tmp_path / "rows.csv"), "--mechanism"]
     insert.main([*SMALL, *words, "aw", "--parts", "infer"])
+    figures["plain", *TIMES] = {"ms": 1.0, "peak MiB": 1.0}
+    insert.main([*SMALL, *words, "aw", "se", "--parts", "infer"])
+    assert ran == [("plain", "aw", "infer"), ("plain", "se", "infer")]
+    assert [row["time ratio"] for row in read(tmp_path / "rows.csv")] == ["1.0", "2.0"]  # each with its own process
+
+
+def test_first_steps_are_processes_of_their_own(insert, tmp_path, pretended, capsys):
+    ran, figures = pretended
+    figures["plain", *FIRST] = {"first s": 0.25}
+    words = ["--jobs", "2", "--parts", "infer", "--csv", str(tmp_path / "rows.csv"), "--mechanism", "aw"]
+    insert.main([*SMALL, *words])
     ran.clear()
-    figures.clear()
-    insert.main([*SMALL, *words, "aw", "se"])
-    assert ran == [("plain", "train"), ("aw", "train"), ("se", "train", "infer")]
-    rows = {(row["mechanism"], row["part"]): row for row in read(tmp_path / "rows.csv")}
-    assert len(rows) == 4
-    plain = [rows["se", "infer"][f"plain {name}"] for name in ("ms", "peak MiB", "first s")]
-    assert plain == ["1.25", "4.0", "3.0"]
-    assert rows["se", "train"]["plain ms"] == "2.0"
+    insert.main([*SMALL, *words, "se", "--first", "--modes", "eager", "default"])
+    groups, first = [one for one in ran if len(one) > 2], [one for one in ran if len(one) == 2]
+    assert groups == [("plain", "aw", "se", "infer"), ("plain", "se", "infer")]  # eager has a row of AW
+    assert first == [("se", "infer"), ("aw", "infer"), ("plain", "infer")] * 2  # also of the row that was there
+    rows = read(tmp_path / "rows.csv")
+    assert [(row["first s"], row["plain first s"], row["ms"]) for row in rows] == [("1.0", "0.25", "2.0")] * 4
+    assert {(row["mode"], row["compile s"], row["plain compile s"]) for row in rows} == {
+        ("eager", "", ""), ("default", "1.0", "0.25"),
+    }  # fmt: skip
+    assert "+0.8 s at the first one" in capsys.readouterr().out
     ran.clear()
-    insert.main([*SMALL, *words, "cbam", "--parts", "infer", "--jobs", "2"])
-    assert ran == [("cbam", "infer"), ("plain", "infer")]  # first steps in company are not compared with those alone
-    ran.clear()
-    insert.main([*SMALL, *words, "se", "--parts", "infer", "--again"])
-    assert ran == [("plain", "infer"), ("se", "infer")]
+    insert.main([*SMALL, *words, "se", "--first"])
+    assert ran == []
 
 
-def test_a_file_without_the_column_jobs_can_be_continued(insert, tmp_path, pretended):
-    path = tmp_path / "rows.csv"
-    words = ["--isolate", "--parts", "infer", "--csv", str(path), "--mechanism"]
-    insert.main([*SMALL, *words, "aw"])
-    (row,) = read(path)
-    del row["jobs"]
-    write_rows(path, [row])
-    insert.main([*SMALL, *words, "aw", "se"])
-    assert [(row["mechanism"], row["jobs"]) for row in read(path)] == [("aw", ""), ("se", "1")]
-
-
-def test_a_child_is_ready_before_it_times_itself(insert, monkeypatch, capsys):
+def test_a_group_is_ready_before_it_is_timed(insert, monkeypatch, capsys):
     timed = []
     monkeypatch.setattr(insert, "clock_beside", lambda runs, *_: timed.append(1) or dict.fromkeys(runs, 5.0))
     said = []
@@ -197,21 +199,57 @@ def test_a_child_is_ready_before_it_times_itself(insert, monkeypatch, capsys):
         return "\n"
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=readline))
-    case = insert.Case("cifar_resnet20", 2, 8, "se", "eager", "cpu", False, 0.01)
-    insert.main(["--case", json.dumps(asdict(case)), "--parts", "infer"])
+    case = insert.Case("cifar_resnet20", 2, 8, "plain", "eager", "cpu", False, 0.01)
+    items = [asdict(case), asdict(replace(case, mechanism="no_such_mechanism")), asdict(replace(case, mechanism="se"))]
+    work = json.dumps({"items": items, "parts": ["infer"]})
+    insert.main(["--job", work])
     assert said == [('{"ready": "infer"}\n', 0)]
     message = json.loads(capsys.readouterr().out)
-    assert (message["part"], message["ms"]) == ("infer", 5.0)
-    begin, end = message["spans"]["first s"]
-    assert end - begin == pytest.approx(message["first s"], abs=0.05)
+    assert message["part"] == "infer"
+    assert [figures.get("ms") for figures in message["figures"]] == [5.0, None, 5.0]
+    assert "no_such_mechanism" in message["figures"][1]["error"]
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=str))
     with pytest.raises(SystemExit):  # nobody answers
-        insert.main(["--case", json.dumps(asdict(case)), "--parts", "infer"])
+        insert.main(["--job", work])
+
+
+def test_a_first_step_has_empty_caches(insert, monkeypatch, capsys):
+    folders = []
+
+    def step_of(*_):
+        folders.append([os.environ[name] for name in insert.CACHES])
+        return (lambda: None), 0.0
+
+    monkeypatch.setattr(insert, "step_of", step_of)
+    monkeypatch.setenv("FOVEAL_CACHE", "mine")
+    case = insert.Case("cifar_resnet20", 2, 8, "plain", "eager", "cpu", False, 0.01)
+    insert.main(["--first", "--job", json.dumps({"items": [asdict(case)], "parts": ["infer"]})])
+    (figures,) = json.loads(capsys.readouterr().out)["figures"]
+    assert list(figures) == ["first s"]
+    assert len(set(folders[0])) == 3
+    assert "mine" not in folders[0]
+    assert not [folder for folder in folders[0] if Path(folder).exists()]
+    assert os.environ["FOVEAL_CACHE"] == "mine"
+
+
+def test_the_table_is_not_cut(insert, pretended, capsys):
+    _, figures = pretended
+    figures["se", *TIMES] = {"error": "RuntimeError: no such luck"}
+    insert.main([*SMALL, "--jobs", "2", "--parts", "infer", "--first", "--mechanism", "aw", "se", "cbam pools=avg"])
+    lines = capsys.readouterr().out.split("\n\n")[-1].rstrip().splitlines()
+    assert lines == [
+        "cifar_resnet20, batch 2, 8×8, eager, inference",
+        "                    time        ms   memory      MiB   first step, s",
+        "  plain                        2.0                 1             1.0",
+        "  aw               1.00×       2.0    1.00×        1             1.0",
+        "  se             failed: RuntimeError: no such luck",
+        "  cbam pools=avg   1.00×       2.0    1.00×        1             1.0",
+    ]
 
 
 @pytest.mark.slow
-def test_a_process_each(insert, tmp_path):
-    insert.main([*SMALL, "--isolate", "--jobs", "2", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
+def test_in_a_process(insert, tmp_path):
+    insert.main([*SMALL, "--jobs", "2", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
     rows = read(tmp_path / "rows.csv")
     assert [(row["part"], row["jobs"], row["error"]) for row in rows] == [("train", "2", ""), ("infer", "2", "")]
 
@@ -226,8 +264,8 @@ def test_compiled(insert, tmp_path, monkeypatch):
     insert.main([*SMALL, *words, "--csv", str(tmp_path / "rows.csv")])
     (row,) = read(tmp_path / "rows.csv")
     assert row["error"] == ""
-    assert float(row["compile s"]) > 0
-    assert float(row["plain compile s"]) > 0
+    assert float(row["ms"]) < 1000  # neither model is compiled again while it is timed
+    assert float(row["plain ms"]) < 1000
 
 
 def test_the_host_time_of_a_site(insert, capsys):
@@ -294,8 +332,6 @@ def test_what_is_important_comes_first(insert, monkeypatch):
     assert {plain.mechanism for plain, *_ in cases} == {"plain"}
 
 
-@pytest.mark.parametrize("words", [["--jobs", "0"], ["--jobs", "2", "--no-isolate"]])
-def test_wrong_jobs(insert, words):
-    with pytest.raises(UserError, match=f"--jobs {words[1]}: expected at least 1, and 1 with --no-isolate"):
-        insert.parsed(["resnet18", *words])
-    assert insert.parsed(["resnet18", "--jobs", "2"]).isolate
+def test_wrong_jobs(insert):
+    with pytest.raises(UserError, match="--jobs 0: expected at least 1"):
+        insert.parsed(["resnet18", "--jobs", "0"])

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from foveal.bench import hardware, write_rows
 
@@ -22,6 +20,12 @@ FIGURES = (
     "ms", "plain ms", "time ratio", "peak MiB", "plain peak MiB", "memory ratio", "first s", "plain first s",
     "compile s", "plain compile s", "jobs", "error",
 )  # fmt: skip
+
+COLUMNS = (  # name, digits after the point, sign after them, width
+    ("time ratio", 2, "×", 7), ("ms", 1, "", 9), ("memory ratio", 2, "×", 8), ("peak MiB", 0, "", 8),
+    ("first s", 1, "", 15),
+)  # fmt: skip
+RATIOS = {"ms": "time ratio", "peak MiB": "memory ratio"}
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,22 @@ class Case:
         return f"{self.mechanism} in {self.model}, batch {self.batch}, {self.size}×{self.size}, {self.mode}"
 
 
-def compared(case: Case, part: str, plain: dict[str, Any], figures: dict[str, Any], jobs: int) -> dict[str, Any]:
-    """A row: a model with attention beside the plain one."""
-    error = f"plain model: {plain['error']}" if "error" in plain else figures.get("error", "")
-    row = key_of(case, part) | dict.fromkeys(FIGURES, "") | {"jobs": jobs, "error": error}
-    if not error:
-        row |= {name: round(figures[name], 3) for name in ("ms", "peak MiB", "first s")}
-        row |= {f"plain {name}": round(plain[name], 3) for name in ("ms", "peak MiB", "first s")}
-        row["time ratio"] = round(figures["ms"] / plain["ms"], 3)
-        row["memory ratio"] = round(figures["peak MiB"] / plain["peak MiB"], 3)
-        if MODES[case.mode] is not None:
-            row["compile s"] = round(figures["first s"] - figures["ms"] / 1e3, 2)
-            row["plain compile s"] = round(plain["first s"] - plain["ms"] / 1e3, 2)
+def compared(
+    case: Case, part: str, plain: Mapping[str, Any], figures: Mapping[str, Any], row: dict[str, Any]
+) -> dict[str, Any]:
+    """A row: a model with attention beside the plain one. Figures are added to those that ``row`` has."""
+    row = {**key_of(case, part), **dict.fromkeys(FIGURES, ""), **row}
+    row["error"] = figures.get("error") or (f"plain model: {plain['error']}" if "error" in plain else "")
+    row |= {f"plain {name}": round(value, 3) for name, value in plain.items() if name != "error"}
+    if row["error"]:
+        return row
+    for name, value in figures.items():
+        row[name] = round(value, 3)
+        if name in RATIOS:
+            row[RATIOS[name]] = round(value / plain[name], 3)
+    if MODES[case.mode] is not None and "" not in (row["ms"], row["first s"]):
+        for kind in ("", "plain "):
+            row[f"{kind}compile s"] = round(float(row[f"{kind}first s"]) - float(row[f"{kind}ms"]) / 1e3, 2)
     return row
 
 
@@ -101,17 +109,14 @@ class Rows:
         if self.path:
             write_rows(self.path, list(self.written.values()))
 
-    def missing(self, case: Case, parts: Sequence[str]) -> list[str]:
-        """Parts of a case without a row."""
-        return [part for part in parts if row_key(key_of(case, part)) not in self.known]
+    def missing(self, case: Case, parts: Sequence[str], column: str) -> list[str]:
+        """Parts of a case that have no row, or a row without this figure and without an error."""
+        rows = {part: self.row(case, part) for part in parts}
+        return [part for part, row in rows.items() if row.get(column, "") == "" and not row.get("error")]
 
-    def plain(self, case: Case, part: str, jobs: int) -> dict[str, Any] | None:
-        """Figures of a plain model that stand in rows of mechanisms, if as many processes ran side by side."""
-        about = row_key(key_of(case, part) | {"mechanism": ""})
-        for row in self.known.values():
-            if row_key(row | {"mechanism": ""}) == about and not row["error"] and str(row["jobs"]) == str(jobs):
-                return {name: float(row[f"plain {name}"]) for name in ("ms", "peak MiB", "first s")}
-        return None
+    def row(self, case: Case, part: str) -> dict[str, Any]:
+        """What is known of a part, maybe nothing."""
+        return self.known.get(row_key(key_of(case, part)), {})
 
 
 def row_key(row: dict[str, Any]) -> tuple[str, ...]:
@@ -124,30 +129,35 @@ def sentence(row: dict[str, Any]) -> str:
     what = f"{row['mechanism']} in {row['model']}, batch {row['batch']}, {row['size']}×{row['size']}, {row['mode']}"
     if row["error"]:
         return f"{what}, {row['part']}: {row['error']}"
-    later = float(row["first s"]) - float(row["plain first s"])
-    return (
-        f"{what}: {float(row['time ratio']):.2f}× the time of {PARTS[row['part']]} "
-        f"({float(row['plain ms']):.1f} → {float(row['ms']):.1f} ms), {float(row['memory ratio']):.2f}× the memory, "
-        f"{later:+.1f} s at the first one"
+    later = (
+        f", {float(row['first s']) - float(row['plain first s']):+.1f} s at the first one"
+        if row["first s"] != ""
+        else ""
     )
+    if row["ms"] == "":
+        return f"{what}, {row['part']}{later}"
+    times = f"{float(row['plain ms']):.1f} → {float(row['ms']):.1f} ms"
+    ratios = [float(row[name]) for name in RATIOS.values()]
+    return f"{what}: {ratios[0]:.2f}× the time of {PARTS[row['part']]} ({times}), {ratios[1]:.2f}× the memory{later}"
 
 
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """Print a table of rows."""
-    table = Table(title="attention beside the plain model in the same mode", caption=str(rows[0]["hardware"]))
-    for head in ("model, batch", "mechanism", "mode", "part"):
-        table.add_column(head)
-    for head in ("time", "ms (plain)", "memory", "MiB (plain)", "first, s (plain)"):
-        table.add_column(head, justify="right")
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as aligned lines, those of a model beneath each other with the plain model that they were timed beside."""
+    blocks: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        cells = [f"{row['model']}, {row['batch']}", row["mechanism"], row["mode"], row["part"]]
-        if row["error"]:
-            table.add_row(*cells, "failed")
-            continue
-        ratios = [f"{float(row[f'{name} ratio']):.2f}×" for name in ("time", "memory")]
-        pairs = [
-            f"{float(row[name]):.{digits}f} ({float(row[f'plain {name}']):.{digits}f})"
-            for name, digits in (("ms", 1), ("peak MiB", 0), ("first s", 1))
-        ]
-        table.add_row(*cells, ratios[0], pairs[0], ratios[1], *pairs[1:])
-    console.print(table)
+        blocks.setdefault(tuple(str(row[name]) for name in (*KEYS[:3], *KEYS[4:6], "plain ms")), []).append(row)
+    width = max(len(str(name)) for name in (PLAIN, *(row["mechanism"] for row in rows)))
+    lines = [f"beside the plain model in the same mode, on {rows[0]['hardware']}"]
+    for (model, batch, size, mode, part, _), block in blocks.items():
+        lines += ["", f"{model}, batch {batch}, {size}×{size}, {mode}, {PARTS[part]}"]
+        first = f"{'first step, s':>15}" if block[0]["plain first s"] != "" else ""
+        lines.append(f"  {'':{width}} {'time':>7} {'ms':>9} {'memory':>8} {'MiB':>8} {first}".rstrip())
+        plain = {name: block[0][f"plain {name}"] for name in ("ms", "peak MiB", "first s")}
+        for row in ({"mechanism": PLAIN, "error": "", "time ratio": "", "memory ratio": "", **plain}, *block):
+            cells = [
+                f"{float(row[name]):.{digits}f}{sign}".rjust(space) if row[name] != "" else " " * space
+                for name, digits, sign, space in COLUMNS
+            ]
+            figures = f"failed: {row['error']}" if row["error"] else " ".join(cells).rstrip()
+            lines.append(f"  {row['mechanism']:{width}} {figures}")
+    return "\n".join(lines)

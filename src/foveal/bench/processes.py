@@ -1,10 +1,10 @@
 """Processes side by side, each timed alone: while one times itself, the others are stopped.
 
-A process reports lines of JSON on its standard output, and what else it prints there is ignored:
+The last argument of a process is a line of JSON, {"items": [...], "parts": [...]}. It measures all items in each part,
+and reports lines of JSON on its standard output; what else it prints there is ignored:
 
-    {"ready": PART}         PART is prepared; the process waits for a line on its standard input before it times it
-    {"part": PART, ...}     the figures of PART, or its "error"; "spans" are those that are seconds between two times of
-                            time.monotonic(), from which the time that the process was stopped is subtracted
+    {"ready": PART}                     all is prepared; it waits for a line on its standard input before it times
+    {"part": PART, "figures": [...]}    for each item a dictionary of figures, or of its "error"
 """
 
 from __future__ import annotations
@@ -20,38 +20,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-Span = tuple[float, float]
 POLL = 0.2  # seconds between two looks at processes that say nothing
 OUT_OF_MEMORY = re.compile("memory|alloc|status -9", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Job:
-    """A process that measures something in parts.
+    """A process that measures several things, to be compared with the first of them, in parts.
 
     Attributes:
-        name: what it measures.
-        words: the command; the names of the parts are appended to it.
+        words: the command; what to measure is appended to it.
+        items: what it measures, as JSON has it.
         parts: what it reports figures of, in this order.
     """
 
-    name: Hashable
     words: Sequence[str]
+    items: Sequence[Any]
     parts: Sequence[str]
-
-
-def overlap(span: Span, pauses: Iterable[Span]) -> float:
-    """Seconds of ``span`` that lie in ``pauses``, which do not overlap each other.
-
-    >>> overlap((10, 20), [(0, 5), (8, 11), (13, 14), (19, 30)])
-    3
-    """
-    begin, end = span
-    return sum(max(0, min(end, last) - max(begin, first)) for first, last in pauses)
 
 
 def wait_for_turn(part: str) -> None:
@@ -68,16 +57,17 @@ class Child:
         self.job = job
         self.missing = list(job.parts)
         self.alone = True  # had no other process beside it so far
+        self.failed = False  # ended or hung before it had reported all
         self.messages: list[dict[str, Any]] = []
-        self.pauses: list[Span] = []
+        self.paused = 0.0  # seconds
         self.stopped = math.nan
         self.begin = time.monotonic()
         self._closed = False
         self._text = b""
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by kill)
         self.process = subprocess.Popen(
-            [*job.words, *job.parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env={**os.environ, **environment}, bufsize=0, start_new_session=True,
+            [*job.words, json.dumps({"items": job.items, "parts": job.parts})], bufsize=0, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env={**os.environ, **environment},
         )  # fmt: skip
 
     def fileno(self) -> int:
@@ -102,14 +92,7 @@ class Child:
 
     def seconds(self) -> float:
         """How long it ran, without the time that it was stopped."""
-        return time.monotonic() - self.begin - sum(last - first for first, last in self.pauses)
-
-    def figures(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The figures of a message, without the time that the process was stopped."""
-        figures = {name: value for name, value in message.items() if name not in ("part", "spans")}
-        for name, span in message.get("spans", {}).items():
-            figures[name] = span[1] - span[0] - overlap(span, self.pauses)
-        return figures
+        return time.monotonic() - self.begin - self.paused
 
     def stop(self) -> None:
         """Stop it until ``resume``."""
@@ -118,7 +101,7 @@ class Child:
 
     def resume(self) -> None:
         """Let it go on."""
-        self.pauses.append((self.stopped, time.monotonic()))
+        self.paused += time.monotonic() - self.stopped
         self._signal(signal.SIGCONT)
 
     def begin_timing(self) -> None:
@@ -165,15 +148,16 @@ def stopped(children: Sequence[Child], settle: float) -> Iterator[None]:
 def side_by_side(
     jobs: Iterable[Job], *, most: int = 1, timeout: float = 600, until: float = math.inf, patience: float = 60,
     settle: float = 0.5, environment: Mapping[str, str] | None = None,
-) -> Iterator[tuple[Job, str, dict[str, Any]]]:  # fmt: skip
+) -> Iterator[tuple[Job, str, list[dict[str, Any] | None]]]:  # fmt: skip
     """Run jobs and yield the figures of their parts as they come; all processes end with the iterator.
 
-    A part that fails for want of memory while others ran is measured again at the end, alone.
+    Items that lacked memory while other processes ran are measured again at the end, alone, with the first item beside
+    them. If a process ends or hangs, each of its items is. Their figures are None until then.
 
     Args:
         jobs: what to run, in this order; taken when there is room for one more.
         most: number of processes at a time.
-        timeout: seconds that a process may take, without those that it was stopped; then its parts are errors.
+        timeout: seconds that a process may take for each item, without those that it was stopped.
         until: time (time.monotonic()) after which no process is started.
         patience: seconds after that; what is not ready then is given up, and nothing is reported of it.
         settle: seconds between stopping the others and timing one.
@@ -197,10 +181,11 @@ def side_by_side(
             for child in list(running):
                 others = [other for other in running if other is not child]
                 for part, figures in _reports(child, others, timeout, settle):
-                    if not child.alone and OUT_OF_MEMORY.search(figures.get("error", "")):
-                        again.append(replace(child.job, parts=[part]))
-                    else:
-                        yield child.job, part, figures
+                    retries = _retries(child, part, figures)
+                    again += retries
+                    repeated = [item for job in retries for item in job.items]
+                    items = zip(child.job.items, figures, strict=True)
+                    yield child.job, part, [None if "error" in one and item in repeated else one for item, one in items]
                 if late or not child.missing:
                     running.remove(child)
                     child.kill()
@@ -212,15 +197,15 @@ def side_by_side(
 
 def _reports(
     child: Child, others: Sequence[Child], timeout: float, settle: float
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """What a child has to report now; if it is ready it is timed. A child that ended reports all its parts."""
-    ended = child.ended()
+    ended, timeout = child.ended(), timeout * len(child.job.items)
     child.listen()
     while child.messages:
         message = child.messages.pop(0)
         if "part" in message:
             child.missing.remove(message["part"])
-            yield message["part"], child.figures(message)
+            yield message["part"], message["figures"]
         elif not ended:
             with stopped(others, settle):
                 child.begin_timing()
@@ -228,8 +213,20 @@ def _reports(
                     child.listen(POLL)
     if child.missing and (ended or child.seconds() > timeout):
         error = child.failure() if ended else f"not done after {timeout:.0f} s"
-        parts, child.missing = child.missing, []
-        yield from ((part, {"error": error}) for part in parts)
+        parts, child.missing, child.failed = child.missing, [], True
+        yield from ((part, [{"error": error}] * len(child.job.items)) for part in parts)
+
+
+def _retries(child: Child, part: str, figures: Sequence[Mapping[str, Any]]) -> list[Job]:
+    """Jobs that measure again what failed only because of other processes or other items."""
+    first, *rest = child.job.items
+    if child.failed and len(rest) > 1:
+        groups = [[first, item] for item in rest]
+    else:
+        lacks, *lack = [not child.alone and OUT_OF_MEMORY.search(one.get("error", "")) for one in figures]
+        failed = [item for item, one in zip(rest, lack, strict=True) if lacks or one]
+        groups = [[first, *failed]] if lacks or failed else []
+    return [replace(child.job, items=items, parts=[part]) for items in groups]
 
 
 def _terminated(*_: object) -> NoReturn:

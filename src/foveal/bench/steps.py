@@ -27,7 +27,7 @@ def step_of(model: nn.Module, images: Tensor, part: str, mode: str | None) -> tu
     """
     device, gpu = images.device, images.is_cuda
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=gpu)
-    compiled: Any = model if mode is None else torch.compile(model, mode=mode)
+    compiled: Any = model if mode is None else torch.compile(model, mode=mode, dynamic=False)
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers())) / 2**20
     if part == "infer":
         model.eval()
