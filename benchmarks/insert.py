@@ -52,7 +52,7 @@ from torch import Tensor, nn
 import foveal
 from foveal.bench import cleared, clock_beside, peak, peak_on_cpu, stopwatch
 from foveal.bench.prices import MODES, PARTS, PLAIN, Case, Rows, compared, sentence, table
-from foveal.bench.processes import Job, side_by_side, wait_for_turn
+from foveal.bench.processes import Job, Report, side_by_side, wait_for_turn
 from foveal.bench.steps import profile_site, step_of
 from foveal.compat import raise_recompile_limit
 from foveal.errors import UserError
@@ -156,14 +156,6 @@ def empty_caches() -> Iterator[None]:
     os.environ.update(before)
 
 
-def measure_as_child(items: list[dict[str, Any]], parts: Sequence[str], first: bool) -> None:
-    """Measure in a process of ``side_by_side``."""
-    cases = [Case(**item) for item in items]
-    for part in parts:
-        figures = [first_step(cases[0], part)] if first else measure(cases, part, wait_for_turn)
-        print(json.dumps({"part": part, "figures": figures}), flush=True)
-
-
 def profile(plain: Case, case: Case, console: Console) -> None:
     """Print what the middle site of a mechanism costs, beside the plain layer."""
     sites = insert_all(any_model(case.model), case.mechanism)[-1].sites
@@ -213,27 +205,27 @@ def usual_mechanisms(model: str) -> list[str]:
     return usual
 
 
-def jobs_of(plan: list[list[Case]], rows: Rows, options: argparse.Namespace, first: bool) -> list[Job]:
-    """What is not known yet: a process for each group, or for each first step."""
+def jobs_of(
+    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, first: bool, status: Status
+) -> Iterator[Job]:
+    """What is not known yet: a process for each group, or for each first step; shown when it is taken."""
     words = (sys.executable, __file__, *(["--first"] if first else []), "--job")
-    jobs: list[Job] = []
     for plain, *attended in plan:
         missing = {case: rows.missing(case, options.parts, "first s" if first else "ms") for case in attended}
         cases = [plain, *(case for case in attended if missing[case])]
         parts = [part for part in options.parts if any(part in names for names in missing.values())]
+        if parts:
+            status.update(f"measuring {', '.join([str(plain), *(case.mechanism for case in cases[1:])])}")
         items = [asdict(case) for case in cases]
         if first:
-            jobs += [Job(words, [item], [part]) for part in parts for item in items]
+            yield from (Job(words, [item], [part]) for part in parts for item in items)
         elif parts:
-            jobs.append(Job(words, items, parts))
-    return jobs
+            yield Job(words, items, parts)
 
 
-def reports(
-    jobs: Iterator[Job], options: argparse.Namespace, until: float, apart: bool
-) -> Iterator[tuple[Job, str, list[dict[str, Any] | None]]]:
-    """Figures of the parts of jobs, measured in processes, or without ``apart`` in this one."""
-    if not apart:
+def reports(jobs: Iterator[Job], options: argparse.Namespace, until: float, first: bool) -> Iterator[Report]:
+    """Figures of the parts of jobs, on a CPU measured in this process unless that must not be."""
+    if options.device == "cpu" and options.jobs == 1 and not first:
         with empty_caches():
             for job in itertools.takewhile(lambda job: time.monotonic() < until, jobs):
                 yield from ((job, part, measure([Case(**item) for item in job.items], part)) for part in job.parts)
@@ -245,32 +237,18 @@ def reports(
         yield from side_by_side(jobs, most=options.jobs, timeout=options.timeout, until=until, environment=environment)
 
 
-def measured(
-    plan: list[list[Case]], rows: Rows, options: argparse.Namespace, first: bool, until: float, status: Status
-) -> Iterator[dict[str, Any]]:
-    """Rows with times and memory, or with first steps."""
-    jobs = jobs_of(plan, rows, options, first)
-    apart = first or options.device == "cuda" or options.jobs > 1
+def joined(new: Iterator[Report], rows: Rows, jobs: int, first: bool) -> Iterator[dict[str, Any]]:
+    """Rows of reports: first steps of any two processes, but times only of one process."""
     known: dict[tuple[Case, str], dict[str, Any] | None] = {}
-    with contextlib.closing(reports(announced(jobs, status), options, until, apart)) as new:
-        for job, part, figures in new:
-            if not first:
-                known.clear()  # times are compared within a process only
-            known |= {(Case(**item), part): one for item, one in zip(job.items, figures, strict=True)}
-            for case, of in list(known):
-                plain = known.get((replace(case, mechanism=PLAIN), of))
-                if case.mechanism != PLAIN and plain and known[case, of]:
-                    yield compared(case, of, plain, known.pop((case, of)), rows.row(case, of) | {"jobs": options.jobs})
-
-
-def announced(jobs: list[Job], status: Status) -> Iterator[Job]:
-    """The jobs, each shown when it is taken."""
-    for i, job in enumerate(jobs, 1):
-        model, *attended = [Case(**item) for item in job.items]
-        status.update(
-            f"measuring {i} of {len(jobs)}: {', '.join([str(model), *(case.mechanism for case in attended)])}"
-        )
-        yield job
+    for job, part, figures in new:
+        if not first:
+            known.clear()
+        known |= {(Case(**item), part): one for item, one in zip(job.items, figures, strict=True)}
+        for case, of in list(known):
+            plain, attended = known.get((replace(case, mechanism=PLAIN), of)), known[case, of]
+            if case.mechanism != PLAIN and plain and attended:
+                yield compared(case, of, plain, attended, rows.row(case, of) | {"jobs": jobs})
+                del known[case, of]
 
 
 def run_all(options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -278,9 +256,10 @@ def run_all(options: argparse.Namespace, console: Console) -> list[dict[str, Any
     rows, plan = Rows(options.csv, options.again), groups(options)
     until = time.monotonic() + 60 * options.minutes
     with console.status("measuring") as status:
-        for first in (False, True) if options.first else (False,):
-            with contextlib.closing(measured(plan, rows, options, first, until, status)) as new:
-                for row in new:
+        for first in (False, True)[: 1 + options.first]:
+            jobs = jobs_of(plan, rows, options, first, status)
+            with contextlib.closing(reports(jobs, options, until, first)) as new:
+                for row in joined(new, rows, options.jobs, first):
                     rows.add(row)
                     console.print(sentence(row), soft_wrap=True, highlight=False, markup=False)
     asked = (rows.row(case, part) for _, *attended in plan for part in options.parts for case in attended)
@@ -323,9 +302,12 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     options, console = parsed(arguments), Console()
     torch.set_float32_matmul_precision("high")
-    if options.job:
+    if options.job:  # in a process of side_by_side
+        cases = [Case(**item) for item in options.job["items"]]
         with empty_caches():
-            measure_as_child(**options.job, first=options.first)
+            for part in options.job["parts"]:
+                figures = [first_step(cases[0], part)] if options.first else measure(cases, part, wait_for_turn)
+                print(json.dumps({"part": part, "figures": figures}), flush=True)
         return
     if options.profile:
         for plain, *attended in groups(options):

@@ -43,6 +43,10 @@ class Job:
     parts: Sequence[str]
 
 
+Report = tuple[Job, str, Sequence[dict[str, Any] | None]]
+"""A job, one of its parts, and the figures of each item; None for what is measured again."""
+
+
 def wait_for_turn(part: str) -> None:
     """Called by a process that has prepared ``part``: returns when it has the machine to itself."""
     print(json.dumps({"ready": part}), flush=True)
@@ -148,7 +152,7 @@ def stopped(children: Sequence[Child], settle: float) -> Iterator[None]:
 def side_by_side(
     jobs: Iterable[Job], *, most: int = 1, timeout: float = 600, until: float = math.inf, patience: float = 60,
     settle: float = 0.5, environment: Mapping[str, str] | None = None,
-) -> Iterator[tuple[Job, str, list[dict[str, Any] | None]]]:  # fmt: skip
+) -> Iterator[Report]:  # fmt: skip
     """Run jobs and yield the figures of their parts as they come; all processes end with the iterator.
 
     Items that lacked memory while other processes ran are measured again at the end, alone, with the first item beside
