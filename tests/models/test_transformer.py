@@ -188,7 +188,7 @@ def test_by_name():
     [
         ({"cross": "dynamic"}, "four digits"),
         ({"encoder": "11"}, "four digits"),
-        ({"encoder": 1111}, "quotes"),
+        ({"encoder": 10}, "quotes"),  # what YAML makes of 0010
         ({"positions": "none"}, "relative or absolute"),
         ({"heads": 7}, "does not divide"),
         ({"layers": 0}, "at least one layer"),

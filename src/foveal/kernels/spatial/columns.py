@@ -100,7 +100,8 @@ def columns(factors: Factors, values: Tensor, *, widen: bool = True) -> tuple[Te
         (B, M, N, columns), (B, M, N', columns) and (B, M, N', d or more).
     """
     f, each = factors, widths(factors, values.shape[-1], widen)
-    if f.near_x is None and not each.sequence and first_order_suffices() and not observed(values):
+    of_maps = f.near_x is None and not each.sequence and (f.across is None) == (f.down is None)  # no sequence, no range
+    if of_maps and first_order_suffices() and not observed(values):
         across, down = (_numbers(f, table) for table in (f.across, f.down))
         return _Columns.apply(
             f.size, each, values, f.query, f.key, f.salience, f.key_bias, f.position_bias, across, down

@@ -36,7 +36,7 @@ def class_colour(label: int) -> tuple[int, int, int]:
     """A colour for the class with this number; neighbours differ.
 
     >>> class_colour(1)
-    (230, 48, 99)
+    (230, 48, 137)
     """
     red, green, blue = colorsys.hsv_to_rgb(0.3 + TURN * label, 0.79, 0.9)
     return round(255 * red), round(255 * green), round(255 * blue)
@@ -54,6 +54,7 @@ def boxes(image: Tensor, found: Found, names: Sequence[str], *, size: int | None
     Returns:
         An RGB picture.
 
+    >>> import torch
     >>> found = Found(torch.tensor([[10.0, 20.0, 60.0, 70.0]]), torch.tensor([1]))
     >>> boxes(torch.zeros(3, 80, 100), found, ["cat"], size=200).size
     (200, 160)
@@ -99,6 +100,7 @@ def detections(image: Tensor, found: Mapping[str, Found], names: Sequence[str], 
     Returns:
         An RGB picture.
 
+    >>> import torch
     >>> nothing = Found(torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64))
     >>> detections(torch.zeros(3, 40, 80), {"truth": nothing}, ["cat"]).mode
     'RGB'

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
-from torchvision.ops import box_iou, nms
 
 from foveal.errors import UserError
 from foveal.see.draw._type import FINE, INK, PAPER, font, readable, shade, width
@@ -104,6 +103,8 @@ def related(boxes: Tensor, row: Tensor, reference: int, top: int, overlap: float
         top: most regions.
         overlap: greatest IoU.
     """
+    from torchvision.ops import box_iou, nms  # imports the compiler, which takes seconds
+
     apart = ~(box_iou(boxes[reference][None], boxes)[0] > overlap)  # NaN, of two boxes without area, is apart
     apart[reference] = False
     apart &= (boxes[:, 2:] > boxes[:, :2]).all(1) & (row > 0)
@@ -122,6 +123,8 @@ def _reference(boxes: Tensor, weights: Tensor, reference: int | Tensor | Sequenc
         if not 0 <= reference < len(boxes):
             raise UserError(f"reference={reference}: expected from 0 to {len(boxes) - 1}")
         return reference
+    from torchvision.ops import box_iou
+
     box = torch.as_tensor(reference).detach().cpu().float()
     if box.shape != (4,):
         raise UserError(f"reference must be the number of a region or a box (4,), got {tuple(box.shape)}")
