@@ -1,6 +1,7 @@
 """What the compiler sees of AW-convolutions on an NVIDIA GPU, with fake tensors, so that no GPU is needed."""
 
 import contextlib
+import copy
 import functools
 from collections import Counter
 
@@ -176,3 +177,37 @@ def test_nothing_is_copied_around_the_operator():
                 for tensor in (arg.meta["val"] for arg in maps):
                     assert tensor.dtype == torch.bfloat16
                     assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@slow
+def test_compiled_equals_eager_at_every_batch_size(monkeypatch):
+    """The operators run, in Triton's interpreter without a GPU: value, gradients, running statistics, and inference."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3, 2, 1, bias=False))
+    foveal.insert(model, "aw", at="2", start="paper", reduction=4)
+    model = model.to(device)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True)
+    for size in (2, 3, 5):
+        x = torch.randn(size, 3, 8, 6, device=device)
+        actual = compiled(x)
+        with monkeypatch.context() as plain:
+            plain.setattr(fused, "fused_available", lambda device: False)
+            expected = twin(x)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+        g = torch.randn_like(expected)
+        for network, out in ((model, actual), (twin, expected)):
+            network.zero_grad()
+            out.backward(g)
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-4)
+        for ours, theirs in zip(model.buffers(), twin.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    model.eval()
+    twin.eval()
+    with torch.no_grad(), monkeypatch.context() as plain:
+        x = torch.randn(4, 3, 8, 6, device=device)
+        actual = compiled(x)
+        plain.setattr(fused, "fused_available", lambda device: False)
+        torch.testing.assert_close(actual, twin(x), rtol=1e-4, atol=1e-5)
