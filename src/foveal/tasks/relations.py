@@ -39,6 +39,11 @@ class RelationMetrics(nn.Module):
         boxes = [target["boxes"] for target in targets]
         self.recall.update(scores, proposals, boxes, [self._relations(target) for target in targets])
 
+    def reset(self) -> None:
+        """Forget all images."""
+        self.recall.reset()
+        self.mass.reset()
+
     def _relations(self, target: Mapping[str, Tensor]) -> Tensor:
         return target["relations"] if self.kind == "annotated" else object_relations(target["labels"], self.kind)
 

@@ -44,11 +44,7 @@ def register_images(form: Format, summary: str) -> Entry:
 
 def check_images(form: Format, options: ImageOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
     """Read all lists, images and boxes of a dataset and yield what is wrong with them."""
-    if form.place is None:
-        return
-    images: ImageSet | None = None
-    with collecting() as problems, collected():
-        images = form.read(form.place.find(root, options.folder, name=form.name))
+    images, problems = form.try_read(root, options.folder)
     yield from problems
     if images is None:
         return

@@ -8,6 +8,7 @@ otherwise worker processes read them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,10 +27,10 @@ from foveal.data.check import check_files
 from foveal.data.images.boxed import BoxedImages, BoxFormat, BoxOptions, BoxSet, read_sized
 from foveal.data.images.boxes import BoxedFiles, Objects, Target
 from foveal.data.images.crops import CanvasBatches, canvases
-from foveal.data.images.format import described
+from foveal.data.images.format import check_reading, described
 from foveal.data.images.labelled import WholeImages
 from foveal.data.images.masked import resized_to
-from foveal.data.problems import Problem, Progress, collected, collecting
+from foveal.data.problems import Problem, Progress
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import divide, mapped
 from foveal.errors import DataError, UserError, unknown
@@ -48,11 +49,7 @@ def register_boxes(form: BoxFormat, summary: str) -> Entry:
 
 def check_boxes(form: BoxFormat, options: BoxOptions, root: Path | None, progress: Progress) -> Iterator[Problem]:
     """Read all annotations and images of a dataset and yield what is wrong with them."""
-    if form.place is None:
-        return
-    found: BoxSet | None = None
-    with collecting() as problems, collected():
-        found = form.read(form.place.find(root, options.folder, name=form.name))
+    found, problems = form.try_read(root, options.folder)
     yield from problems
     if found is None:
         return
@@ -92,7 +89,7 @@ class BoxData:
         self.embedded = form.place is None
         self.flip = form.flip if options.flip is None else options.flip
         self.val_fraction = form.val_fraction if options.val_fraction is None else options.val_fraction
-        self._check_options()
+        check_reading(options.short, options.workers, self.val_fraction, options.test_fraction)
         self.folder = Path() if form.place is None else form.place.find(root, options.folder, name=form.name)
         self.title = self.folder.resolve().name if form.own_files else form.title
         found = form.read(self.folder)  # what is missing stops here
@@ -104,18 +101,6 @@ class BoxData:
         if self.held:
             self.splits = mapped(self.splits, self._decode)
         self._on_device: dict[tuple[int, str], BoxedImages] = {}
-
-    def _check_options(self) -> None:
-        o = self.options
-        if o.short is not None and o.short < 1:
-            raise UserError(f"data.short={o.short}: expected 1 or more")
-        if o.workers < 0:
-            raise UserError(f"data.workers={o.workers}: expected 0 or more")
-        if not 0 <= self.val_fraction < 1 or not 0 < o.test_fraction < 1:
-            raise UserError(
-                f"data.val_fraction={self.val_fraction}, data.test_fraction={o.test_fraction}: expected less than 1, "
-                "and more than 0 for the test"
-            )
 
     def _training(self, images: Any) -> Any:
         """The images to train on, without crowds and difficult objects, and without empty images if asked for."""
@@ -247,7 +232,7 @@ class BoxData:
         return torch.tensor([resized_to(size, self.options.short)[::-1] for size in images.sizes])
 
 
-class _Boxes:
+class _Boxes(ABC):
     """Gathers batches; subclasses say where an image comes from.
 
     Args:
@@ -259,9 +244,9 @@ class _Boxes:
     def __init__(self, source: BoxData, objects: Objects, seed: int | None) -> None:
         self.source, self.objects, self.seed = source, objects, seed
 
+    @abstractmethod
     def image(self, number: int) -> Tensor:
         """uint8 (3, H, W)."""
-        raise NotImplementedError
 
     def __call__(self, index: Tensor) -> dict[str, Any]:
         """The samples with these numbers as one batch."""

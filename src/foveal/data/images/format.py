@@ -9,6 +9,8 @@ from typing import Generic, Literal, TypeVar
 
 from foveal.data.images.labelled import ImageSet
 from foveal.data.place import Place
+from foveal.data.problems import Problem, collected, collecting
+from foveal.errors import UserError
 
 Found = TypeVar("Found")
 
@@ -72,6 +74,28 @@ class ImageFormat(Generic[Found]):
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
     note: str = ""
     own_files: bool = False
+
+    def try_read(self, root: Path | None, folder: str | None) -> tuple[Found | None, list[Problem]]:
+        """What :attr:`read` finds, None if it cannot or the dataset is embedded; and what is wrong with the files."""
+        if self.place is None:
+            return None, []
+        found: Found | None = None
+        with collecting() as problems, collected():
+            found = self.read(self.place.find(root, folder, name=self.name))
+        return found, problems
+
+
+def check_reading(short: int | None, workers: int, val_fraction: float, test_fraction: float) -> None:
+    """Raise unless these options of a ``data`` section make sense."""
+    if short is not None and short < 1:
+        raise UserError(f"data.short={short}: expected 1 or more")
+    if workers < 0:
+        raise UserError(f"data.workers={workers}: expected 0 or more")
+    if not 0 <= val_fraction < 1 or not 0 < test_fraction < 1:
+        raise UserError(
+            f"data.val_fraction={val_fraction}, data.test_fraction={test_fraction}: expected less than 1, and more "
+            "than 0 for the test"
+        )
 
 
 @dataclass(frozen=True)

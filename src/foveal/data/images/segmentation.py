@@ -21,7 +21,7 @@ from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
 from foveal.data.images.crops import CanvasBatches, MaskedImages, canvases, cropped, plain_views, random_views
-from foveal.data.images.format import described
+from foveal.data.images.format import check_reading, described
 from foveal.data.images.masked import (
     MaskedFiles,
     SegmentFormat,
@@ -32,7 +32,7 @@ from foveal.data.images.masked import (
     size_of,
 )
 from foveal.data.images.masks import IGNORED, palette
-from foveal.data.problems import Problem, Progress, collected, collecting
+from foveal.data.problems import Problem, Progress
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import divide, mapped
 from foveal.errors import UserError, unknown
@@ -52,11 +52,7 @@ def check_segments(
     form: SegmentFormat, options: SegmentOptions, root: Path | None, progress: Progress
 ) -> Iterator[Problem]:
     """Read all lists, images and masks of a dataset and yield what is wrong with them."""
-    if form.place is None:
-        return
-    images: SegmentSet | None = None
-    with collecting() as problems, collected():
-        images = form.read(form.place.find(root, options.folder, name=form.name))
+    images, problems = form.try_read(root, options.folder)
     yield from problems
     if images is None:
         return
@@ -118,15 +114,7 @@ class SegmentData:
             raise UserError(f"data.crop={list(self.crop)}: expected a height and a width of 1 or more")
         if not 0 < self.scale[0] <= self.scale[1]:
             raise UserError(f"data.scale={list(self.scale)}: expected 0 < least ≤ greatest")
-        if o.short is not None and o.short < 1:
-            raise UserError(f"data.short={o.short}: expected 1 or more")
-        if o.workers < 0:
-            raise UserError(f"data.workers={o.workers}: expected 0 or more")
-        if not 0 <= self.val_fraction < 1 or not 0 < o.test_fraction < 1:
-            raise UserError(
-                f"data.val_fraction={self.val_fraction}, data.test_fraction={o.test_fraction}: expected less than 1, "
-                "and more than 0 for the test"
-            )
+        check_reading(o.short, o.workers, self.val_fraction, o.test_fraction)
         if not min(self.std) > 0:
             raise UserError(f"data.std={list(self.std)}: expected three numbers above 0")
 

@@ -97,8 +97,7 @@ class Detect(Task):
         """Keep samples anew."""
         self.kept = []
         if self.relations is not None:
-            self.relations.recall.reset()
-            self.relations.mass.reset()
+            self.relations.reset()
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Scores, and an image of each batch to look at, until there are some."""
@@ -120,7 +119,7 @@ class Detect(Task):
         return detections
 
     def results(self) -> Results:
-        """AP with that of every class, at two overlaps, and by size."""
+        """AP with that of every class, at two overlaps, and by size; recall of relations where regions attend."""
         results, metric = Results(), self.test_score
         assert isinstance(metric, BoxAP)
         value = metric.compute()
