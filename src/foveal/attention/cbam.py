@@ -7,14 +7,12 @@ spatial=False`` and ``pools=("avg",), spatial=True``.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, register_mechanism
 from foveal.attention.records.record import Attends
 from foveal.compat import only_computes
 from foveal.errors import UserError, unknown
-from foveal.kernels.gates.compiled import compiled_gates
 from foveal.kernels.gates.fused import compiled_conv, fused_gates
 from foveal.kernels.gates.plain import blend, channel_gate, spatial_gate
 
@@ -122,5 +120,4 @@ class CBAM(Gate):
             if spatial.watchers or not only_computes(spatial, SpatialGate):
                 return None
             gate = spatial.conv, spatial.norm
-        form = compiled_gates if gate and torch.compiler.is_compiling() else fused_gates
-        return form(x, channel.pools, channel.squeeze, channel.excite, self.blend.amount, *gate)
+        return fused_gates(x, channel.pools, channel.squeeze, channel.excite, self.blend.amount, *gate)

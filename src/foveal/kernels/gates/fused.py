@@ -52,7 +52,7 @@ def fused_gates(
     parameters = [squeeze.weight, squeeze.bias, excite.weight, excite.bias, amount, None, None, None]
     state = None
     if conv is not None and norm is not None:
-        if not (usual_conv(conv) and usual_norm(norm)) or (norm.training and x.numel() <= x.shape[1]):
+        if not (_usual_conv(conv) and _usual_norm(norm)) or (norm.training and x.numel() <= x.shape[1]):
             return None  # of one value the plain form says that it cannot be normalised
         parameters[5:] = conv.weight, norm.weight, norm.bias
         state = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps, norm.training
@@ -68,14 +68,14 @@ def fused_gates(
 
 def compiled_conv(conv: Any) -> plain.Layer:
     """``conv`` of a spatial gate, or inside ``torch.compile`` on a GPU the operator that replaces it."""
-    if not torch.compiler.is_compiling() or exporting() or not usual_conv(conv):
+    if not torch.compiler.is_compiling() or exporting() or not _usual_conv(conv):
         return conv
     if conv.weight.dtype not in DTYPES or not fused_available(conv.weight.device):
         return conv
     return lambda pair: pair_conv2d(pair, conv.weight)
 
 
-def usual_conv(conv: Any) -> bool:
+def _usual_conv(conv: Any) -> bool:
     """Whether ``conv`` takes two maps to one of the same size, as that of a spatial gate does."""
     kernel = conv.kernel_size[0]
     return (
@@ -89,7 +89,7 @@ def usual_conv(conv: Any) -> bool:
     )
 
 
-def usual_norm(norm: Any) -> bool:
+def _usual_norm(norm: Any) -> bool:
     """Whether a batch norm has weights, running statistics and a momentum, as by default."""
     return (
         only_computes(norm, nn.BatchNorm2d)
@@ -101,27 +101,19 @@ def usual_norm(norm: Any) -> bool:
 
 def _fusable(x: Tensor, parameters: list[Any]) -> bool:
     """Whether the kernels support this map and these parameters, and nobody must see plain operators."""
-    tensors = [parameter for parameter in parameters if parameter is not None]
-    return (
-        supported(x, parameters)
-        and all(t.dtype in DTYPES and t.device == x.device and _dense(t) for t in tensors)
-        and not (observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active())
-    )
-
-
-def supported(x: Tensor, parameters: list[Any]) -> bool:
-    """Whether the kernels support a map and parameters of these shapes and dtypes."""
-    c, hidden = x.shape[1], parameters[0].shape[0]
+    tensors, c = [parameter for parameter in parameters if parameter is not None], x.shape[1]
+    hidden = len(parameters[0])
     return (
         x.dtype in DTYPES
         and 0 < x.numel() < 2**31
         and c <= MOST_CHANNELS
         and x.shape[2] * x.shape[3] < WHOLE
-        and tuple(parameters[0].shape) == (hidden, c)
-        and tuple(parameters[2].shape) == (c, hidden)
+        and (parameters[0].shape, parameters[2].shape) == ((hidden, c), (c, hidden))
         and parameters[1] is not None
         and parameters[3] is not None
-        and (x.dtype == parameters[0].dtype or torch.is_autocast_enabled(x.device.type))
+        and (x.dtype == tensors[0].dtype or torch.is_autocast_enabled(x.device.type))
+        and all(t.dtype in DTYPES and t.device == x.device and _dense(t) for t in tensors)
+        and not (observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active())
     )
 
 

@@ -21,11 +21,11 @@ ROWS, PROGRAMS = 16, 528  # positions of a tile of the convolution's weight grad
 
 
 class Norm(NamedTuple):
-    """State and options of a batch norm of one channel; without ``batches`` running statistics are not updated."""
+    """State and options of a batch norm of one channel."""
 
     running_mean: Tensor
     running_var: Tensor
-    batches: Tensor | None
+    batches: Tensor
     momentum: float
     eps: float
     training: bool

@@ -91,7 +91,7 @@ def normalise(
 ):  # fmt: skip
     """Batch norm and sigmoid: the gate. The first program stores mean and 1/deviation, and updates running statistics.
 
-    Without ``batches``, the number of batches so far, it leaves them alone. M is N·H·W, the number of values.
+    M is N·H·W, the number of values.
     """
     if TRAINING:
         total = tl.zeros((BR,), tl.float32)
@@ -108,13 +108,12 @@ def normalise(
             squares += tl.load(partial + 2 * PARTS + r, mask=r < PARTS, other=0.0) + count * apart * apart
         spread = tl.sum(squares, 0)
         inverse = tl.rsqrt(spread / M + eps)
-        if batches is not None:  # noqa: SIM102, the compiler decides this one, the program the next
-            if tl.program_id(0) == 0:
-                old = tl.load(running_mean).to(tl.float32)
-                tl.store(running_mean, (old + momentum * (mean - old)).to(running_mean.dtype.element_ty))
-                old = tl.load(running_var).to(tl.float32)
-                tl.store(running_var, (old + momentum * (spread / (M - 1) - old)).to(running_var.dtype.element_ty))
-                tl.store(batches, tl.load(batches) + 1)
+        if tl.program_id(0) == 0:
+            old = tl.load(running_mean).to(tl.float32)
+            tl.store(running_mean, (old + momentum * (mean - old)).to(running_mean.dtype.element_ty))
+            old = tl.load(running_var).to(tl.float32)
+            tl.store(running_var, (old + momentum * (spread / (M - 1) - old)).to(running_var.dtype.element_ty))
+            tl.store(batches, tl.load(batches) + 1)
     else:
         mean = tl.load(running_mean).to(tl.float32)
         inverse = tl.rsqrt(tl.load(running_var).to(tl.float32) + eps)
