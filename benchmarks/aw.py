@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from foveal.bench import cleared, clock, hardware, peak, write_rows
 from foveal.kernels import tune
 from foveal.kernels.aw.fused import aw_conv2d, fusable
+from foveal.kernels.aw.loop import conv_one_by_one
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample
 from foveal.models.registry import any_model
 
@@ -75,7 +76,7 @@ FORMS: dict[str, Callable[[Shape, Tensor, Tensor, Tensor], Tensor]] = {
     "taps": lambda shape, x, w, s: conv_by_taps(x, w, s, None, **shape.options),
     "products": lambda shape, x, w, s: conv_by_products(x, w, s, None, **shape.options),
     "grouped": lambda shape, x, w, s: conv_per_sample(x, w * s[:, :, None], None, "grouped", **shape.options),
-    "loop": lambda shape, x, w, s: conv_per_sample(x, w * s[:, :, None], None, "loop", **shape.options),
+    "loop": lambda shape, x, w, s: conv_one_by_one(x, w, s[:, :, None], None, **shape.options),
 }
 
 

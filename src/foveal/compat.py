@@ -277,7 +277,7 @@ _MOST_MAPS = 256  # tensor maps that are kept for an argument
 
 def compiled_launch(
     compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
-) -> Callable[[list[int | None]], Any] | None:
+) -> Callable[[Sequence[int | None]], Any] | None:
     """A function that launches a kernel which Triton has compiled, given the addresses of its tensors; None if unknown.
 
     Args:
@@ -295,7 +295,7 @@ def compiled_launch(
     except (TypeError, AttributeError):
         return None
 
-    def launch(addresses: list[int | None]) -> Any:
+    def launch(addresses: Sequence[int | None]) -> Any:
         tensors = [a if d is None else _rebased(d, a) for a, d in zip(addresses, descriptors, strict=True)]
         return run(*tensors, *rest)
 
@@ -304,7 +304,7 @@ def compiled_launch(
 
 def _direct_launch(
     compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
-) -> Callable[[list[int | None]], Any] | None:
+) -> Callable[[Sequence[int | None]], Any] | None:
     """The same without Triton's wrappers in Python, as Triton 3.6 has them: they take longer than the launch itself.
 
     Tensor maps are kept by address: PyTorch's allocator returns the same addresses in every step.
@@ -333,7 +333,7 @@ def _direct_launch(
     maps: dict[int, dict[int, list[Any]]] = {i: {} for i in indices}
     kinds = dict(zip(indices, about, strict=True))
 
-    def launch(addresses: list[int | None]) -> Any:
+    def launch(addresses: Sequence[int | None]) -> Any:
         arguments: list[Any] = []
         for i, address in enumerate(addresses):
             known = maps.get(i)

@@ -14,11 +14,14 @@ from triton.compiler import make_backend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from foveal.kernels import conv_pool, prepared
+from foveal.kernels import conv_pool, copies, prepared
 from foveal.kernels.aw import branch, branch_launch, depthwise, weight_grad
 from foveal.kernels.aw import launch as aw
 from foveal.kernels.aw.geometry import Geometry, channels_last
 from foveal.kernels.center_mass import launch as center_mass
+from foveal.kernels.deform import launch as deform
+from foveal.kernels.dynamic import fused as dynamic
+from foveal.kernels.dynamic import triton_kernels as dynamic_kernels
 from foveal.kernels.gates import launch as gates
 from foveal.kernels.second_order import batch_norm_triton
 
@@ -201,3 +204,34 @@ def test_conv_pool(compiled, dtype):
     out, corner = conv_pool.conv_pool_op._init_fn(x, weight)  # calling the operator imports a compiler, for seconds
     conv_pool.conv_pool_weight_grad._init_fn(x, out, corner)
     assert {name for _, name in compiled} == {"_forward", "_backward"}
+
+
+@pytest.mark.parametrize("dtype", [HALF, SINGLE])
+def test_copies(compiled, dtype):
+    copies.sum_parts(torch.zeros(3, 40), dtype)
+    copies.padded(channels_last(torch.zeros(2, 8, 5, 5, dtype=dtype)), 6, 8)
+    copies.packed(torch.zeros(32, 8, 3, 3), dtype, 4, 2)
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.copy_kernels"))
+
+
+@pytest.mark.parametrize(("modulated", "dtype"), [(True, HALF), (False, SINGLE)])
+def test_deform(compiled, modulated, dtype):
+    deform._prepared.cache_clear()
+    geometry = deform.Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
+    x, offset = torch.zeros(2, 32, 6, 6, dtype=dtype), torch.zeros(2, 36, 6, 6, dtype=dtype)
+    modulation = torch.zeros(2, 18, 6, 6, dtype=dtype) if modulated else None
+    weight = torch.zeros(16, 32, 3, 3, dtype=dtype)
+    out = deform.forward(x, offset, modulation, weight, geometry)
+    deform.backward(out, x, offset, modulation, weight, geometry)
+    deform._prepared.cache_clear()
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.deform"))
+
+
+@pytest.mark.parametrize("dtype", [HALF, SINGLE])
+def test_dynamic(compiled, dtype):
+    dynamic._prepared.cache_clear()
+    x, weights = torch.zeros(2, 32, 6, 6, dtype=dtype), torch.zeros(2, 4, 9, 6, 6, dtype=dtype)
+    dynamic._forward(x, weights, (3, 3), (1, 1))
+    dynamic._backward(x, x, weights, (3, 3), (1, 1))
+    dynamic._prepared.cache_clear()
+    assert compiled.issuperset(_every_kernel_of(dynamic_kernels.__name__))

@@ -27,9 +27,7 @@ from foveal.compat import CONV_FORWARD, exporting, only_computes
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.branch import (
     Branch,
-    Convolution,
     Parameters,
-    attended_conv,
     attention_of_cells,
     branch_multiplier,
     branch_of,
@@ -37,12 +35,15 @@ from foveal.kernels.aw.branch import (
 )
 from foveal.kernels.aw.compiled import compiled_site
 from foveal.kernels.aw.fused import fusable, fused_conv
+from foveal.kernels.aw.loop import conv_one_by_one
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
 from foveal.kernels.aw.pool import average_pool
+from foveal.kernels.aw.site import Convolution, attended_conv
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")
 MOST_KERNEL_ELEMENTS = 2**28  # in all kernels of a batch, for the form with one kernel a sample
+LEAST_WORK = 2**23  # multiplications in a sample's convolution, for a loop over samples on a CPU
 MODES = ("kernel", "channel", "local", "output")
 
 
@@ -196,7 +197,7 @@ class KernelAttention(Kernel):
 
     def _check_rows(self, x: Tensor) -> None:
         """Raise if there is nothing to take statistics of."""
-        if self.training and len(x) * self.pooled[0] * self.pooled[1] == 1:
+        if self.training and x.shape[0] * self.pooled[0] * self.pooled[1] == 1:
             raise UserError(
                 "one sample with a 1×1 pooled map cannot be normalised in training mode: "
                 "train with a batch of at least two, or switch the attention to eval mode"
@@ -260,7 +261,7 @@ class KernelAttention(Kernel):
         if self.watchers or not self.as_published:
             return None
         self._check_rows(x)
-        weight, bias = weight.to(x.dtype), None if conv.bias is None else conv.bias.to(x.dtype)
+        bias = None if conv.bias is None else conv.bias.to(x.dtype)
         modules, options = (
             (self.squeeze, self.norm1, self.excite, self.norm2),
             (self.amount, self.pooled, self.residual),
@@ -279,8 +280,11 @@ class KernelAttention(Kernel):
         }
         weight, bias = weight.to(x.dtype), None if conv.bias is None else conv.bias.to(x.dtype)
         if path in ("loop", "grouped"):
-            scale = expand(scale, self.share_out, self.share_in, self.share_kernel).to(x.dtype)
-            form: Any = "unfold" if exporting() else path  # keeps the batch size dynamic
+            into = 1 if self.constant_in else self.share_in
+            scale = expand(scale, self.share_out, into, self.share_kernel).to(x.dtype)
+            if path == "loop" and len(x) and not exporting():
+                return conv_one_by_one(x, weight, scale, bias, **options)
+            form: Any = "unfold" if exporting() else "grouped"  # keeps the batch size dynamic
             return conv_per_sample(x, weight * scale, bias, form, **options)
         scale = expand(scale, self.share_out, 1, self.share_kernel).squeeze(2).to(x.dtype)
         if path == "taps":
@@ -299,28 +303,25 @@ class KernelAttention(Kernel):
             raise UserError(f"path='products' is for one group; this convolution has {conv.groups}")
         if self.path not in ("auto", "fused"):
             return self.path
-        if not self.constant_in:
-            return "grouped"
-        if exporting():
-            return "taps"  # keeps the batch size dynamic
-        if len(x) == 0:
-            return "taps"
-        first_order = first_order_suffices()
-        if first_order and fusable(x, weight, conv.stride, conv.dilation, conv.groups):
-            return "fused"
-        if self.path == "fused" and first_order:
-            warn_not_fused()
-        if conv.kernel_size == (1, 1):
-            return "taps"
-        # One kernel a sample is the fastest plain form on large maps, but kernels are built, each has a gradient, and
-        # their convolution wants channels first; without a gradient a loop on a CPU takes either layout.
+        if exporting() or x.shape[0] == 0:  # taps keep the batch size dynamic
+            return "taps" if self.constant_in else "grouped"
+        first_order, on_cpu = first_order_suffices(), x.device.type == "cpu" and not torch.compiler.is_compiling()
         positions = x.shape[2] * x.shape[3] // (conv.stride[0] * conv.stride[1])
-        channels_last, gradient = not x.is_contiguous(), torch.is_grad_enabled()
-        if first_order and conv.groups == 1 and positions < conv.in_channels * (1 + (gradient or channels_last)):
-            return "products"
-        if channels_last and not gradient and x.device.type == "cpu" and not torch.compiler.is_compiling():
+        if self.constant_in:
+            if first_order and fusable(x, weight, conv.stride, conv.dilation, conv.groups):
+                return "fused"
+            if self.path == "fused" and first_order:
+                warn_not_fused()
+            if conv.kernel_size == (1, 1):
+                return "taps"
+            # Where a map has fewer positions than channels, building kernels takes longer than scaling their products.
+            several = x.shape[0] > 1 or not on_cpu
+            if first_order and several and conv.groups == 1 and positions <= conv.in_channels:
+                return "products"
+        # Channels last, a convolution of many groups is slow on a CPU; a loop pays if samples take longer than Python.
+        if first_order and on_cpu and (not x.is_contiguous() or positions * weight.numel() >= LEAST_WORK):
             return "loop"
-        return "taps" if len(x) * weight.numel() > MOST_KERNEL_ELEMENTS else "grouped"
+        return "taps" if self.constant_in and len(x) * weight.numel() > MOST_KERNEL_ELEMENTS else "grouped"
 
 
 @cache

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foveal.kernels.tape import empty
+
 
 class Part:
     """A part of a flat buffer, as an argument of a launch, which needs its address alone: far cheaper than a view."""
@@ -47,13 +49,11 @@ def starts(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
 def parts(sizes: tuple[int, ...], device: torch.device | Tensor) -> tuple[Tensor, list[Part]]:
     """Memory for float32 parts of these sizes, or that of a given buffer: one allocation instead of many."""
     begin, length = starts(sizes)
-    buffer = device if isinstance(device, Tensor) else torch.empty(length, dtype=torch.float32, device=device)
+    buffer = device if isinstance(device, Tensor) else empty((length,), torch.float32, device)
     return buffer, [Part(buffer, first, size) for first, size in zip(begin, sizes, strict=True)]
 
 
 def divided(buffer: Tensor, sizes: tuple[int, ...]) -> list[Tensor]:
     """The parts of a buffer as tensors."""
-    chunks = []
-    for size in sizes:
-        chunks += [size, -size % 4]
-    return list(buffer.split_with_sizes(chunks))[::2]
+    chunks = buffer.split_with_sizes([-(-size // 4) * 4 for size in sizes])
+    return [chunk if size % 4 == 0 else chunk[:size] for chunk, size in zip(chunks, sizes, strict=True)]

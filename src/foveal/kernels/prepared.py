@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from foveal.compat import compiled_launch
+from foveal.kernels.ahead import collecting, compile_in_thread, wait
 from foveal.kernels.parts import Part
+from foveal.kernels.tape import note_launch
 
 View = tuple[list[int], list[int], list[int]]
 """Shape, strides and block of a tensor that a kernel reads through a tensor descriptor."""
@@ -49,10 +50,13 @@ class Prepared:
         x, y, z = (*grid, 1, 1)[:3]
         self.kernel, self.grid, self.views = kernel, (x, y, z), views
         self.rest, self.options = tuple(rest), options
-        self.again: Callable[[list[int | None]], Any] | None = None
+        self.again: Callable[[Sequence[int | None]], Any] | None = None
 
     def __call__(self, *tensors: Argument) -> None:
         """Launch it; every tensor has the same shape, strides and dtype as at the first launch."""
+        if collecting():
+            self._compile(tensors)
+            return
         bits = 0
         addresses: list[int | None] = []
         for tensor in tensors:
@@ -62,18 +66,35 @@ class Prepared:
                 address = tensor.data_ptr()
                 bits |= address
                 addresses.append(address)
-        if self.again is not None and not bits & 15:
-            self.again(addresses)
+        again = None if bits & 15 else self.again
+        note_launch(again, addresses)
+        if again is not None:
+            again(addresses)
             return
         tensors = tuple(tensor.view() if isinstance(tensor, Part) else tensor for tensor in tensors)
+        descriptors, arguments = self._arguments(tensors)
+        wait(self.kernel, arguments, self.rest, self.options)
+        compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
+        if DIRECT and not bits & 15:
+            self.again = compiled_launch(compiled, self.grid, descriptors, self.rest)
+
+    def _arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """For every tensor, its descriptor or None; and what Triton takes."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
         descriptors = [
             None if view is None else TensorDescriptor(tensor, *view)
             for tensor, view in zip(tensors, self.views, strict=True)
         ]
-        arguments = [tensor if item is None else item for tensor, item in zip(tensors, descriptors, strict=True)]
-        compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
-        if DIRECT and not bits & 15:
-            self.again = compiled_launch(compiled, self.grid, descriptors, self.rest)
+        return descriptors, [t if item is None else item for t, item in zip(tensors, descriptors, strict=True)]
+
+    def _compile(self, tensors: Sequence[Argument]) -> None:
+        """Compile it in a thread, unless that has been done."""
+        if self.again is None:
+            from triton.runtime.jit import MockTensor
+
+            _, arguments = self._arguments([None if tensor is None else MockTensor(tensor.dtype) for tensor in tensors])
+            compile_in_thread(self.kernel, self.grid, arguments, self.rest, self.options)
 
 
 def launch(

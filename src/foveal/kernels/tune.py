@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 
 from foveal.files import cache_folder, write_text
+from foveal.kernels import tape
+from foveal.kernels.ahead import collecting
 from foveal.kernels.support import capability
 
 C = TypeVar("C")
@@ -75,6 +77,8 @@ def _first_run(key: Key, options: Sequence[C], launch: Callable[[C], R], threads
 
     known = _from_tables(key, options)
     options = [*known, *(option for option in options if option not in known)]
+    if collecting():  # whether it fits the GPU, only a launch tells
+        return launch(options[0])
     if _running is not None and not torch.cuda.is_current_stream_capturing():
         options = [_search(key, options, launch, threads, _running)]
     for option in options:
@@ -147,14 +151,17 @@ def searching() -> Iterator[Search]:
     global _running
     before, _running = _running, Search()
     _chosen.clear()
+    tape.forget()
     try:
         yield _running
     finally:
         _running = before
+        tape.forget()
 
 
 def _search(key: Key, options: Sequence[C], launch: Callable[[C], object], threads: int, search: Search) -> C:
     """The fastest candidate; those that do not fit the device are skipped."""
+    tape.do_not_record()
     compiled = _compile(options[:MOST], launch, key.device, threads)
     if not compiled:
         raise RuntimeError(_nothing_fits(key))

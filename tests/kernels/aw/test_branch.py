@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 from foveal.attention import AWConv2d, aw
-from foveal.kernels import tune
-from foveal.kernels.aw import branch, branch_launch, fused, launch, weight_grad
+from foveal.kernels import tape, tune
+from foveal.kernels.aw import branch, branch_launch, fused, launch, site, weight_grad
 from foveal.kernels.aw.plain import differentiable_twice
 from foveal.kernels.aw.tiles import Launch
 
@@ -24,6 +24,7 @@ def _small_tiles(monkeypatch):
     """Several tiles for small tensors, and no search."""
     tile = [Launch((1, 4, 8), 32, 16, 4, 1)]
     monkeypatch.setattr(tune, "_chosen", {})
+    monkeypatch.setattr(tape, "_tapes", {})
     monkeypatch.setattr(launch, "launches_within", lambda *shape: tile)
     monkeypatch.setattr(launch, "launches_across", lambda *shape: [])
     monkeypatch.setattr(weight_grad, "WITHIN_TILES", ((32, 16, 32, 4, 1),))
@@ -39,8 +40,8 @@ def launched(monkeypatch):
     names = []
     for module in (branch, fused):
         monkeypatch.setattr(module, "fused_available", lambda device: True)
-    for name in ("attended_conv", "branch_multiplier"):
-        run = getattr(branch, name)
+    for module, name in ((site, "attended_conv"), (branch, "branch_multiplier")):
+        run = getattr(module, name)
         monkeypatch.setattr(aw, name, lambda *arguments, name=name, run=run: names.append(name) or run(*arguments))
     return names
 
@@ -260,3 +261,28 @@ def test_modes_are_left_to_the_modules(mode, launched):
 def test_one_value_cannot_be_normalised(launched):
     with pytest.raises(foveal.errors.UserError, match="train with a batch of at least two"):
         make(1)(images(1))
+
+
+def test_what_is_recorded_belongs_to_one_layout_of_the_weight():
+    layer, x = make(), images()
+    modules = [getattr(layer.attention, name) for name in ("squeeze", "norm1", "excite", "norm2")]
+    conv = site.Convolution((1, 1), (1, 1), (1, 1), 1)
+    norms = [branch.norm_of(module) for module in modules[1::2]]
+    parameters = branch.Parameters(
+        modules[0].weight,
+        modules[1].weight,
+        modules[1].bias,
+        modules[2].weight,
+        modules[3].weight,
+        modules[3].bias,
+        None,
+    )
+    of = branch.Branch((3, 3), True, *norms, torch.float32)
+    weight = layer.weight.detach()
+    layouts = (
+        weight,
+        weight.to(memory_format=torch.channels_last),
+        weight.transpose(2, 3),
+        torch.cat([weight] * 2, 1)[:, :8],
+    )
+    assert len({site._key("", x, layout, parameters, of, conv) for layout in layouts}) == 4

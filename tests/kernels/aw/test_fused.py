@@ -64,7 +64,7 @@ def assert_equals_the_plain_form(form, leaves, stride, padding, dilation, groups
     """Value and all gradients."""
     x, weight, scale, bias = leaves
     options = {"stride": (stride, stride), "padding": padding, "dilation": dilation}
-    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "loop", **options, groups=groups)
+    plain = conv_per_sample(x, weight * scale[:, :, None], bias, "grouped", **options, groups=groups)
     ours = form(x, weight, scale, bias, *options.values(), groups)
     torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
     g = torch.randn_like(plain)
@@ -394,4 +394,4 @@ def test_what_is_supported(c1, c2, groups, kernel, stride, dilation, supported, 
 def test_tensors_of_different_dtypes_are_refused():
     x, weight, scale, _ = inputs((3, 3), 3)
     with pytest.raises(TypeError, match="one dtype"):
-        fused_conv(x, weight.half(), scale, None, [1, 1], [1, 1], [1, 1])
+        fused_conv(x, weight, scale.half(), None, [1, 1], [1, 1], [1, 1])

@@ -50,7 +50,10 @@ def test_blends(amount, compiling):
 @pytest.mark.parametrize("start", ["paper", "identity"])
 @pytest.mark.parametrize("gpu", [True, False])
 def test_compiled(start, gpu, monkeypatch):
-    """No scatter, and on a GPU the operator for the small convolution; result and gradients of the plain form."""
+    """No scatter, and on a GPU the operator for the small convolution; result and gradients of the plain form.
+
+    On a GPU in eval mode: in training both gates together are an operator.
+    """
     from torch._dynamo.backends.common import aot_autograd
 
     targets = []
@@ -61,7 +64,7 @@ def test_compiled(start, gpu, monkeypatch):
 
     monkeypatch.setattr(fused, "fused_available", lambda device: gpu and torch.compiler.is_compiling())
     torch.manual_seed(0)
-    gate = CBAM(6, start=start).to(DEVICE)
+    gate = CBAM(6, start=start).to(DEVICE).train(not gpu)
     for parameter in gate.parameters():
         nn.init.normal_(parameter)
     twin, torch._dynamo.config.recompile_limit = copy.deepcopy(gate), 64

@@ -1,4 +1,4 @@
-"""The attention branch of an AW-convolution, and branch and convolution together, in few launches on NVIDIA GPUs.
+"""The attention branch of an AW-convolution in few launches on NVIDIA GPUs.
 
     A0 = AvgPool(I) to h×w;  A1 = ReLU(BN(W1 A0));  A = Sigmoid(BN(W2 A1));  multiplier = 1 + A
 
@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveal.compat import only_computes
-from foveal.kernels.aw.plain import conv_by_taps, match_layout
+from foveal.kernels.aw.geometry import channels_last, empty_last
+from foveal.kernels.aw.plain import match_layout
 from foveal.kernels.aw.pool import average_pool
 from foveal.kernels.parts import divided
 from foveal.kernels.support import fused_available, observed
+from foveal.kernels.tape import taped
 
 Normalise = Callable[[Tensor], Tensor]
 MOST_HIDDEN = 128  # channels between the two products; with more, a program's tiles do not fit
@@ -74,21 +76,6 @@ class Branch:
     dtype: torch.dtype
 
 
-@dataclass(slots=True)
-class Convolution:
-    """Options of the convolution of a site."""
-
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @property
-    def for_launch(self) -> tuple[int, tuple[int, ...], tuple[int, ...], int]:
-        """As :mod:`foveal.kernels.aw.launch` takes them."""
-        return self.stride[0], self.padding, self.dilation, self.groups
-
-
 def kept_sizes(m: int, c1: int, hidden: int, c2: int) -> tuple[int, ...]:
     """What a branch keeps for its gradient: A0 (M, C1), z1 (M, hidden), mean and inverse deviation of both norms."""
     return m * c1, m * hidden, 2 * hidden, 2 * c2
@@ -102,13 +89,16 @@ def gradient_sizes(c1: int, hidden: int, c2: int) -> tuple[int, ...]:
 def parameter_gradients(buffer: Tensor, parameters: Parameters) -> list[Tensor | None]:
     """Gradients of the parameters, from the buffer that holds all of them."""
     (hidden, c1, _, _), c2 = parameters.w1.shape, parameters.w2.shape[0]
-    gradients = divided(buffer, gradient_sizes(c1, hidden, c2))
-    return [None if p is None else part.view(p.shape) for part, p in zip(gradients, parameters, strict=True)]
+    parts = divided(buffer, gradient_sizes(c1, hidden, c2))
+    w1, gamma1, beta1, w2, gamma2, beta2, amount = parts
+    amounts = None if parameters.amount is None else amount.view(())
+    return [w1.view(parameters.w1.shape), gamma1, beta1, w2.view(parameters.w2.shape), gamma2, beta2, amounts]
 
 
 def norm_of(module: nn.BatchNorm2d) -> Norm | None:
     """What ``module`` does; None if it does not keep statistics, has no affine part or averages over all batches."""
-    mean, var, tracked, momentum = module.running_mean, module.running_var, module.num_batches_tracked, module.momentum
+    buffers, momentum = module._buffers, module.momentum  # attributes of a module are looked up in Python: slow
+    mean, var, tracked = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
     if mean is None or var is None or tracked is None or momentum is None or module.weight is None:
         return None
     return Norm(mean, var, tracked, module.training, momentum, module.eps)
@@ -133,7 +123,7 @@ def branch_of(
     """The branch made of these modules for input ``x``, or None if only calling the modules computes it."""
     if not fused_available(x.device) or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    if len(x) * size[0] * size[1] < 2:  # nothing to take statistics of; a norm in training mode says so
+    if x.shape[0] * size[0] * size[1] < 2:  # nothing to take statistics of; a norm in training mode says so
         return None
     if not (
         only_computes(norm1, nn.BatchNorm2d)
@@ -201,94 +191,55 @@ def branch_multiplier(x: Tensor, parameters: Parameters, branch: Branch) -> Tens
     return _Multiplier.apply(x, *parameters, branch)
 
 
-def attended_conv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, branch: Branch, conv: Convolution
-) -> Tensor:
-    """Branch and convolution as one function: (N, C1, H, W) to (N, C2, H', W'), channels last.
-
-    Args:
-        x: input, in ``branch.dtype``.
-        weight: (C2, C1/groups, h, w), of any dtype.
-        bias: (C2,) or None.
-        parameters: of the branch.
-        branch: see :class:`Branch`.
-        conv: options of the convolution, one that :func:`~foveal.kernels.aw.fused.fusable` accepts.
-    """
-    return _Site.apply(x, weight, bias, *parameters, branch, conv)
-
-
 class _Multiplier(torch.autograd.Function):
     """x and the parameters to the multiplier."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *inputs: Any) -> Tensor:
-        from foveal.kernels.aw import branch_launch
-
         parameters, branch = Parameters(*inputs[:-1]), inputs[-1]
-        multiplier, kept = branch_launch.forward(x, parameters, branch)
+        tensors = (channels_last(x), *parameters, *branch.norm1[:3], *branch.norm2[:3])
+        multiplier, kept = taped(branch_key("aw branch", x, parameters, branch), _forward, tensors, branch)
         ctx.branch = branch
         ctx.save_for_backward(x, kept, *parameters)
-        return multiplier
+        return multiplier  # type: ignore[return-value]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from foveal.kernels.aw import branch_launch
-
         x, kept, *rest = ctx.saved_tensors
-        parameters = Parameters(*rest)
-        need = ctx.needs_input_grad
+        parameters, need = Parameters(*rest), ctx.needs_input_grad
         if torch.is_grad_enabled() or observed(g):
-            return *_differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
-        dx = torch.empty_like(x, memory_format=torch.channels_last) if need[0] else None
-        gradients = branch_launch.backward(g, dx, False, parameters, kept, ctx.branch)
-        of_parameters = parameter_gradients(gradients, parameters)
+            return *differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
+        key = *branch_key("aw branch backward", x, parameters, ctx.branch), g.dtype, need[0]
+        tensors = (channels_last(g), kept, *parameters)
+        dx, gradients = taped(key, _backward, tensors, ctx.branch, x.shape, x.dtype, need[0])
+        of_parameters = parameter_gradients(gradients, parameters)  # type: ignore[arg-type]
         if dx is not None and len(x) == 1:
             dx = match_layout(dx, x)
         return dx, *(part if wanted else None for part, wanted in zip(of_parameters, need[1:8], strict=True)), None
 
 
-class _Site(torch.autograd.Function):
-    """x, kernel, bias and the branch's parameters to the convolution."""
+def branch_key(name: str, x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Any, ...]:
+    """What launches of a branch depend on: for :func:`~foveal.kernels.tape.taped`."""
+    one, two = branch.norm1, branch.norm2
+    return (
+        name, x.shape, x.dtype, x.get_device(), parameters.w1.shape[0], parameters.w2.shape[0],
+        parameters.amount is None, one[3:], two[3:], one.tracked is None, two.tracked is None, branch.size,
+        branch.residual, branch.dtype,
+    )  # fmt: skip
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *inputs: Any) -> Tensor:
-        from foveal.kernels.aw import branch_launch, launch
 
-        parameters, branch, conv = Parameters(*inputs[:-2]), inputs[-2], inputs[-1]
-        dtype = branch.dtype
-        multiplier, kept = branch_launch.forward(x, parameters, branch)
-        kernel = weight if weight.dtype == dtype else weight.to(dtype)
-        shift = bias if bias is None or bias.dtype == dtype else bias.to(dtype)
-        ctx.branch, ctx.conv = branch, conv
-        ctx.save_for_backward(x, weight, kernel, multiplier, kept, *parameters)
-        return launch.forward(x, kernel, multiplier, shift, *conv.for_launch)
+def _forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    from foveal.kernels.aw import branch_launch
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        from foveal.kernels.aw import branch_launch, launch
+    return branch_launch.forward(x, Parameters(*rest[:7]), rest[-1])
 
-        x, weight, kernel, multiplier, kept, *rest = ctx.saved_tensors
-        parameters = Parameters(*rest)
-        need = ctx.needs_input_grad
-        conv: Convolution = ctx.conv
-        db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
-        if torch.is_grad_enabled() or observed(g):
-            inputs, of_inputs = [x, weight, *parameters], [*need[:2], *need[3:10]]
-            dx, dw, *rest = _differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
-            return dx, dw, db, *rest, None, None
-        of_branch = need[0] or any(need[3:10])
-        wanted = [need[0], need[1] or of_branch]
-        dtypes = weight.dtype, None  # not rounded in between; the branch adds up what the multiplier's consists of
-        dx, dw, ds = launch.backward(g, x, kernel, multiplier, *conv.for_launch, wanted, dtypes)
-        of_parameters: list[Tensor | None] = [None] * 7
-        if of_branch:
-            assert ds is not None
-            gradients = branch_launch.backward(ds, dx, True, parameters, kept, ctx.branch)
-            of_parameters = parameter_gradients(gradients, parameters)
-        if dx is not None and len(x) == 1:
-            dx = match_layout(dx, x)
-        of_parameters = [part if wanted else None for part, wanted in zip(of_parameters, need[3:10], strict=True)]
-        return dx, dw if need[1] else None, db, *of_parameters, None, None
+
+def _backward(g: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor | None, Tensor]:
+    from foveal.kernels.aw import branch_launch
+
+    parameters, (branch, shape, dtype, of_input) = Parameters(*rest[:7]), rest[7:]
+    dx = empty_last(shape, g, dtype) if of_input else None
+    return dx, branch_launch.backward(g, dx, False, parameters, kept, branch)
 
 
 def _plain_branch(x: Tensor, *rest: Any) -> Tensor:
@@ -296,15 +247,7 @@ def _plain_branch(x: Tensor, *rest: Any) -> Tensor:
     return plain_multiplier(x, Parameters(*rest[:-1]), rest[-1])
 
 
-def _plain_site(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """What :class:`_Site` computes, without the bias."""
-    branch, conv = rest[-2:]
-    multiplier = plain_multiplier(x, Parameters(*rest[:-2]), branch)
-    options = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
-    return conv_by_taps(x, weight.to(branch.dtype), multiplier, None, **options)
-
-
-def _differentiate(
+def differentiate(
     plain: Callable[..., Tensor], inputs: list[Any], need: Sequence[bool], g: Tensor, *options: Any
 ) -> list[Tensor | None]:
     """Gradients of ``plain(*inputs, *options)``, with a graph of their own if one is wanted; None where not needed."""

@@ -1,18 +1,23 @@
-"""Branch and convolution of an AW site as one operator, for ``torch.compile`` on NVIDIA GPUs.
+"""Branch and convolution of an AW site as operators, for ``torch.compile`` on NVIDIA GPUs.
 
-Left to the compiler, the branch is some thirty small kernels: a GPU waits for Python to launch them. The operator runs
-what eager mode runs, :mod:`.branch_launch` and :mod:`.launch`. Running statistics of the norms are updated outside of
-it, because an operator with a gradient may not change its arguments.
+Left to the compiler, the branch is some thirty small kernels: a GPU waits for Python to launch them. The operators run
+what eager mode runs, :mod:`.site`. ``aw_site`` is differentiable; PyTorch sees through it, to two operators that are
+not: they are all that a compiled graph holds. They are not defined with ``torch.library.custom_op``, whose checks at
+every call take longer than a launch; for the same reason their options are one string.
 """
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
+from foveal.kernels.aw import site
 from foveal.kernels.aw.branch import (
     Branch,
     Norm,
@@ -23,100 +28,152 @@ from foveal.kernels.aw.branch import (
     parameter_gradients,
     supported,
 )
-from foveal.kernels.aw.geometry import out_size
-from foveal.kernels.parts import divided, starts
+from foveal.kernels.aw.geometry import channels_last, groups_together, out_size
+from foveal.kernels.aw.site import Convolution
+from foveal.kernels.copies import packed_shape
+from foveal.kernels.parts import starts
+
+INPUTS = (
+    "Tensor x, Tensor weight, Tensor? bias, Tensor[] parameters, Tensor? amount, Tensor[] running,"
+    " Tensor(a!)[] updated, float[] numbers, str options"
+)
+OPERATORS = {
+    "aw_site": f"({INPUTS}) -> Tensor",
+    "aw_site_forward": f"({INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "aw_site_backward": "(Tensor g, Tensor x, Tensor weight, Tensor[] kept, Tensor[] parameters, Tensor? amount,"
+    " float[] numbers, str options, bool of_input) -> (Tensor, Tensor, Tensor)",
+}
+for name, schema in OPERATORS.items():
+    torch.library.define(f"foveal::{name}", schema, tags=torch.Tag.pt2_compliant_tag)
+DEVICES = ("cuda", "cpu")  # on a CPU only in Triton's interpreter
 
 
-@torch.library.custom_op("foveal::aw_site", mutates_args=())
-def aw_site(
-    x: Tensor, weight: Tensor, bias: Tensor | None, w1: Tensor, gamma1: Tensor, beta1: Tensor, w2: Tensor,
-    gamma2: Tensor, beta2: Tensor, amount: Tensor | None, statistics: list[Tensor], training: list[bool],
-    eps: list[float], residual: bool, size: list[int], stride: list[int], padding: list[int], dilation: list[int],
-    groups: int,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The convolution of a site, its multiplier, and what the branch keeps for the gradient.
+class Options:
+    """What an AW site computes, beside its tensors, as the text that the operators take.
 
-    Input x (N, C1, H, W) and weight (C2, C1/groups, h, w) have the dtype of the result. Then come the branch's
-    parameters and options, as in :class:`~foveal.kernels.aw.branch.Parameters` and ``Branch``: running means and
-    variances of both norms, which are used in eval mode, and for each norm whether it takes the statistics of the
-    batch, and its epsilon. The last are options of the convolution.
+    Attributes:
+        training: whether the norms take the statistics of the batch, and update the running ones.
+        residual: whether the multiplier is 1 + A or A.
+        size: of the pooled map.
+        conv: options of the convolution.
     """
-    from foveal.kernels.aw import branch_launch, launch
 
-    parameters = Parameters(w1, gamma1, beta1, w2, gamma2, beta2, amount)
-    branch = _branch(x, statistics, training, eps, residual, size)
-    multiplier, kept = branch_launch.forward(x, parameters, branch)
-    return launch.forward(x, weight, multiplier, bias, stride[0], padding, dilation, groups), multiplier, kept
+    def __init__(self, text: str) -> None:
+        self.training, self.residual, self.size, conv = ast.literal_eval(text)
+        self.conv = Convolution(*conv)
 
+    def branch(self, x: Tensor, numbers: list[float], statistics: Sequence[Tensor | None] = (None,) * 6) -> Branch:
+        """The branch.
 
-def _branch(
-    x: Tensor, statistics: list[Tensor], training: list[bool], eps: list[float], residual: bool, size: list[int]
-) -> Branch:
-    """The branch; it does not update statistics."""
-    mean1, var1, mean2, var2 = statistics
-    one = Norm(mean1, var1, None, training[0], 0.0, eps[0])
-    return Branch((size[0], size[1]), residual, one, Norm(mean2, var2, None, training[1], 0.0, eps[1]), x.dtype)
+        Of each norm, ``numbers`` are momentum and epsilon, and ``statistics`` mean, variance and number of batches.
+        """
+        one = Norm(*statistics[:3], self.training, *numbers[:2])  # type: ignore
+        two = Norm(*statistics[3:], self.training, *numbers[2:])  # type: ignore
+        return Branch(self.size, self.residual, one, two, x.dtype)
 
 
-@aw_site.register_fake
-def _(
-    x, weight, bias, w1, gamma1, beta1, w2, gamma2, beta2, amount, statistics, training, eps, residual, size, stride,
-    padding, dilation, groups,
-):  # fmt: skip
-    n, c1, c2 = x.shape[0], x.shape[1], weight.shape[0]
+options_of = lru_cache(maxsize=4096)(Options)
+
+
+def _all(parameters: Sequence[Tensor], amount: Tensor | None) -> Parameters:
+    w1, gamma1, beta1, w2, gamma2, beta2 = parameters
+    return Parameters(w1, gamma1, beta1, w2, gamma2, beta2, amount)
+
+
+@torch.library.impl("foveal::aw_site_forward", DEVICES)
+def aw_site_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: list[Tensor], amount: Tensor | None,
+    running: list[Tensor], updated: list[Tensor], numbers: list[float], text: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The convolution of a site, and what its gradient needs; without the packed kernel, an empty tensor.
+
+    Args:
+        x: (N, C1, H, W), in the dtype of the result.
+        weight: (C2, C1/groups, h, w).
+        bias: (C2,) or None.
+        parameters: of the branch, as in :class:`~foveal.kernels.aw.branch.Parameters`.
+        amount: the last of them.
+        running: in eval mode, running means and variances of both norms.
+        updated: in training, the same and the numbers of batches, which are updated.
+        numbers: momentum and epsilon of both norms; the compiler may replace numbers by symbols.
+        text: see :class:`Options`.
+    """
+    options = options_of(text)
+    branch = options.branch(x, numbers, updated or (*running[:2], None, *running[2:], None))
+    out, multiplier, kept, kernel = site.forward(
+        channels_last(x), weight, bias, _all(parameters, amount), branch, options.conv
+    )
+    return out, multiplier, kept, x.new_empty(0) if kernel is None else kernel
+
+
+@torch.library.register_fake("foveal::aw_site_forward")
+def _(x, weight, bias, parameters, amount, running, updated, numbers, text):
+    options, n, c1, (c2, into, h, w) = options_of(text), x.shape[0], x.shape[1], weight.shape
+    size, (stride, padding, dilation, groups) = options.size, options.conv
     sides = [out_size(x.shape[2 + i], weight.shape[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)]
     out, multiplier = (x.new_empty(n, *pair, c2).permute(0, 3, 1, 2) for pair in (sides, size))
-    sizes = kept_sizes(n * size[0] * size[1], c1, w1.shape[0], c2)
-    return out, multiplier, x.new_empty(sum(-(-part // 4) * 4 for part in sizes), dtype=torch.float32)
+    sizes = kept_sizes(n * size[0] * size[1], c1, parameters[0].shape[0], c2)
+    kept = x.new_empty(sum(-(-part // 4) * 4 for part in sizes), dtype=torch.float32)
+    if groups == c1 == c2:
+        return out, multiplier, kept, x.new_empty(0)
+    together = groups_together(int(c1), int(c2), groups, 16 // x.element_size())
+    return out, multiplier, kept, x.new_empty(packed_shape(c2, into, h * w, groups, together))
 
 
-@torch.library.custom_op("foveal::aw_site_backward", mutates_args=())
+@torch.library.impl("foveal::aw_site_backward", DEVICES)
 def aw_site_backward(
-    g: Tensor, x: Tensor, weight: Tensor, multiplier: Tensor, kept: Tensor, w1: Tensor, gamma1: Tensor, beta1: Tensor,
-    w2: Tensor, gamma2: Tensor, beta2: Tensor, amount: Tensor | None, training: list[bool], eps: list[float],
-    residual: bool, size: list[int], stride: list[int], padding: list[int], dilation: list[int], groups: int,
-    needed: bool,
+    g: Tensor, x: Tensor, weight: Tensor, kept: list[Tensor], parameters: list[Tensor], amount: Tensor | None,
+    numbers: list[float], text: str, of_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the input (empty unless ``needed``), of the kernel, and of all parameters of the branch."""
-    from foveal.kernels.aw import branch_launch, launch
-
-    parameters = Parameters(w1, gamma1, beta1, w2, gamma2, beta2, amount)
-    branch = _branch(x, [kept] * 4, training, eps, residual, size)  # the statistics are in what was kept
-    options = stride[0], padding, dilation, groups
-    dx, dw, ds = launch.backward(g, x, weight, multiplier, *options, [needed, True], (weight.dtype, None))
-    assert dw is not None
-    assert ds is not None
-    gradients = branch_launch.backward(ds, dx, True, parameters, kept, branch)
-    return g.new_empty(0) if dx is None else dx, dw, gradients
+    """Gradients of the input (empty unless ``of_input``), of the kernel, and of all parameters of the branch."""
+    options, (multiplier, of_branch, kernel) = options_of(text), kept
+    saved = multiplier, of_branch, kernel if kernel.numel() else None
+    tensors = channels_last(g), channels_last(x), weight, saved, _all(parameters, amount)
+    dx, dw, gradients = site.backward(*tensors, options.branch(x, numbers), options.conv, of_input, True)
+    return g.new_empty(0) if dx is None else dx, dw, gradients  # type: ignore[return-value]
 
 
-@aw_site_backward.register_fake
-def _(g, x, weight, multiplier, kept, w1, *rest):
+@torch.library.register_fake("foveal::aw_site_backward")
+def _(g, x, weight, kept, parameters, amount, numbers, text, of_input):
     def like(t: Tensor) -> Tensor:
         n, c, h, w = t.shape
         return t.new_empty(n, h, w, c).permute(0, 3, 1, 2)
 
-    hidden, c1 = w1.shape[:2]
+    hidden, c1 = parameters[0].shape[:2]
     length = starts(gradient_sizes(int(c1), int(hidden), int(weight.shape[0])))[1]
-    return like(x) if rest[-1] else g.new_empty(0), like(weight), x.new_empty(length, dtype=torch.float32)
+    return like(x) if of_input else g.new_empty(0), like(weight), x.new_empty(length, dtype=torch.float32)
 
 
-def _save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    x, weight, _, *parameters = inputs[:10]
-    ctx.save_for_backward(x, weight, *output[1:], *parameters)
-    ctx.options = inputs[11:]
+class _Site(torch.autograd.Function):
+    """x, weight, bias and parameters to the convolution, by the operators above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        *parameters, amount, running, updated, ctx.numbers, ctx.text = rest
+        forward = torch.ops.foveal.aw_site_forward.default
+        out, *kept = forward(x, weight, bias, parameters, amount, running, updated, ctx.numbers, ctx.text)
+        ctx.save_for_backward(x, weight, *kept, *parameters, amount)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *rest, amount = ctx.saved_tensors
+        kept, parameters, need = rest[:3], rest[3:], ctx.needs_input_grad
+        dx, dw, gradients = torch.ops.foveal.aw_site_backward.default(
+            g, x, weight, kept, parameters, amount, ctx.numbers, ctx.text, need[0]
+        )
+        db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
+        of_parameters = parameter_gradients(gradients, _all(parameters, amount))
+        return dx if need[0] else None, dw, db, *of_parameters, None, None, None, None
 
 
-def _gradients(ctx, g: Tensor, *unused):  # type: ignore[no-untyped-def]
-    x, weight, multiplier, kept, *rest = ctx.saved_tensors
-    parameters, need = Parameters(*rest), ctx.needs_input_grad
-    dx, dw, gradients = aw_site_backward(g, x, weight, multiplier, kept, *parameters, *ctx.options, need[0])
-    db = g.sum((0, 2, 3)) if need[2] else None
-    of_parameters = parameter_gradients(gradients, parameters)
-    return dx if need[0] else None, dw, db, *of_parameters, [None] * 4, *[None] * len(ctx.options)
-
-
-aw_site.register_autograd(_gradients, setup_context=_save)
+@torch.library.impl("foveal::aw_site", "CompositeImplicitAutograd")
+def aw_site(
+    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: list[Tensor], amount: Tensor | None,
+    running: list[Tensor], updated: list[Tensor], numbers: list[float], text: str,
+) -> Tensor:  # fmt: skip
+    """The convolution of a site; arguments as in :func:`aw_site_forward`."""
+    return _Site.apply(x, weight, bias, *parameters, amount, running, updated, numbers, text)
 
 
 def compiled_site(
@@ -126,8 +183,8 @@ def compiled_site(
 ) -> Tensor | None:  # fmt: skip
     """What the site computes; None if only calling the modules computes it.
 
-    Input x (N, C1, H, W), weight and bias have the dtype of the result. ``modules`` are squeeze, norm1, excite and
-    norm2 of :class:`~foveal.attention.aw.KernelAttention`, then come its options, and those of the convolution.
+    Input x (N, C1, H, W) has the dtype of the result. ``modules`` are squeeze, norm1, excite and norm2 of
+    :class:`~foveal.attention.aw.KernelAttention`, then come its options, and those of the convolution.
     """
     squeeze, norm1, excite, norm2 = modules
     if type(norm1) is not nn.BatchNorm2d or type(norm2) is not nn.BatchNorm2d:
@@ -135,34 +192,19 @@ def compiled_site(
     if type(squeeze) is not nn.Conv2d or type(excite) is not nn.Conv2d:
         return None
     one, two = norm_of(norm1), norm_of(norm2)
-    if one is None or two is None or not supported(squeeze.weight, size):
+    if one is None or two is None or one.batch != two.batch or not supported(squeeze.weight, size):
         return None
-    parameters = squeeze.weight, norm1.weight, norm1.bias, excite.weight, norm2.weight, norm2.bias
+    parameters = [squeeze.weight, norm1.weight, norm1.bias, excite.weight, norm2.weight, norm2.bias]
     if any(parameter.dtype != torch.float32 for parameter in parameters):
         return None
-    out, _, kept = aw_site(
-        x, weight, bias, *parameters, amount, [one.mean, one.var, two.mean, two.var], [one.batch, two.batch],
-        [one.eps, two.eps], residual, list(size), list(stride), list(padding), list(dilation), groups,
-    )  # fmt: skip
-    m, hidden, c2 = x.shape[0] * size[0] * size[1], squeeze.weight.shape[0], excite.weight.shape[0]
-    _, _, stats1, stats2 = divided(kept.detach(), kept_sizes(m, x.shape[1], hidden, c2))
-    for norm, stats in ((one, stats1), (two, stats2)):
-        if norm.batch:
-            _track(norm, stats, m)
-    return out
+    conv = f"({tuple(stride)}, {tuple(padding)}, {tuple(dilation)}, {groups})"
+    numbers, text = [one.momentum, one.eps, two.momentum, two.eps], f"({one.batch}, {residual}, {tuple(size)}, {conv})"
+    running = [] if one.batch else [one.mean, one.var, two.mean, two.var]
+    updated = [one.mean, one.var, one.tracked, two.mean, two.var, two.tracked] if one.batch else []
+    return torch.ops.foveal.aw_site.default(x, weight, bias, parameters, amount, running, updated, numbers, text)
 
 
-def _track(norm: Norm, stats: Tensor, m: int) -> None:
-    """Update the running statistics as ``nn.BatchNorm2d`` does; ``stats``: mean and inverse deviation of m values."""
-    mean, inverse = stats.view(2, -1).unbind()
-    variance = (inverse.pow(-2) - norm.eps) * (m / (m - 1))
-    norm.mean.lerp_(mean, norm.momentum)
-    norm.var.lerp_(variance, norm.momentum)
-    if norm.tracked is not None:
-        norm.tracked.add_(1)
-
-
-@register_flop_formula(torch.ops.foveal.aw_site)
+@register_flop_formula(torch.ops.foveal.aw_site_forward)
 def _flops(x_shape, weight_shape, *args, out_shape, **kwargs) -> int:  # type: ignore[no-untyped-def]
     return conv_flop_count(x_shape, weight_shape, out_shape[0])
 

@@ -10,7 +10,9 @@ from foveal.kernels.aw import depthwise_kernels
 from foveal.kernels.aw.estimate import machine
 from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, empty_last
 from foveal.kernels.aw.tiles import Launch, box_within_sample, limit
-from foveal.kernels.prepared import Prepared
+from foveal.kernels.copies import sum_parts
+from foveal.kernels.prepared import Prepared, launch
+from foveal.kernels.tape import do_not_record, empty, empty_like
 from foveal.kernels.tune import Key, run
 
 MAP_TILES = ((64, 64, 4), (32, 64, 4), (16, 64, 2), (128, 32, 4), (64, 32, 4), (32, 32, 2), (32, 128, 4), (128, 64, 8))
@@ -18,6 +20,7 @@ MAP_TILES = ((64, 64, 4), (32, 64, 4), (16, 64, 2), (128, 32, 4), (64, 32, 4), (
 SUM_TILES = ((16, 64, 4), (32, 64, 8), (32, 32, 4), (16, 32, 4), (64, 32, 8))
 """The same for the weight gradient."""
 VALUES = 40  # products of one kernel position that a multiprocessor does in a cycle, with their loads
+BLOCK = 1024  # values of a program that scales kernels
 START = 1500  # cycles until a tile's first product, and after its last
 
 
@@ -39,12 +42,26 @@ class Plan:
         self.sizes = g.h, g.w, g.oh, g.ow
         self.prepared: dict[object, Prepared] = {}
 
+    def packed(self, weight: Tensor) -> Tensor:
+        """Weights (C, 1, h, w) of any dtype: contiguous, as channels-last ones are, too."""
+        if not weight.is_contiguous():
+            do_not_record()
+        return weight.contiguous()
+
+    def sample_kernels(self, weight: Tensor, s: Tensor) -> Tensor:
+        """The samples' own kernels (N, C, h, w), in channels last like s, from weight (C, 1, h, w) and multiplier s."""
+        kernels = empty_like(s)
+        rest = kernels.numel(), self.geometry.c1, self.geometry.taps, BLOCK
+        tensors = weight, s, kernels
+        launch(depthwise_kernels.sample_kernels, (ceil_div(kernels.numel(), BLOCK),), tensors, rest, num_warps=4)
+        return kernels
+
     def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """O (N, C, H', W')."""
-        g, images, kernels = self.geometry, channels_last(x), _kernels(weight, channels_last(scale))
+        """O (N, C, H', W'); ``weight`` is packed."""
+        g, images, kernels = self.geometry, channels_last(x), self.sample_kernels(weight, channels_last(scale))
         out = empty_last(self.out_shape, x)
 
-        def launch(tile: Launch) -> None:
+        def start(tile: Launch) -> None:
             kind = "forward", tile, None if bias is None else bias.dtype
             prepared = self.prepared.get(kind)
             if prepared is None:
@@ -55,14 +72,14 @@ class Plan:
                 self.prepared[kind] = prepared
             prepared(images, kernels, bias, out)
 
-        run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), launch)
+        run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), start)
         return out
 
     def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
         """∂I (N, C, H, W) from ∂O (N, C, H', W'), weight (C, 1, h, w) and multiplier (N, C, h, w)."""
-        g, kernels, dx = self.geometry, _kernels(weight, s), empty_last(self.in_shape, gradient)
+        g, kernels, dx = self.geometry, self.sample_kernels(weight, s), empty_last(self.in_shape, gradient)
 
-        def launch(tile: Launch) -> None:
+        def start(tile: Launch) -> None:
             prepared = self.prepared.get(("input", tile))
             if prepared is None:
                 _, th, tw = tile.box
@@ -72,7 +89,7 @@ class Plan:
                 self.prepared["input", tile] = prepared
             prepared(gradient, kernels, dx)
 
-        run(self.input_key, lambda: self.map_tiles(*self.sides), launch)
+        run(self.input_key, lambda: self.map_tiles(*self.sides), start)
         return dx
 
     def map_tiles(self, h: int, w: int) -> list[Launch]:
@@ -92,26 +109,29 @@ class Plan:
         return sorted(dict.fromkeys(tiles), key=cost)
 
     def weights(
-        self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: tuple[torch.dtype, torch.dtype | None]
+        self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: tuple[torch.dtype, torch.dtype | None]
     ) -> tuple[Tensor, Tensor]:
-        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last."""
-        g, images, kernel = self.geometry, channels_last(x), weight.contiguous()
+        """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last.
 
-        def launch(tile: Launch) -> tuple[Tensor, Tensor]:
-            ds = torch.empty_like(s, dtype=dtypes[1] or torch.float32)
+        ``kernel`` is the packed weight.
+        """
+        g, images = self.geometry, channels_last(x)
+
+        def start(tile: Launch) -> tuple[Tensor, Tensor]:
+            ds = empty_like(s, dtypes[1] or torch.float32)
             kind = dtypes[0] if tile.splits == 1 else torch.float32
-            dw = torch.empty(tile.splits, g.c1, g.kh, g.kw, 1, dtype=kind, device=s.device)
-            prepared = self.prepared.get(("weight", tile, *dtypes))
+            dw = empty((tile.splits, g.c1, g.kh, g.kw, 1), kind, s.device)
+            prepared = self.prepared.get(("weight", tile, kernel.dtype, *dtypes))
             if prepared is None:
                 wide = triton.next_power_of_2(g.kw)
                 rest = g.n, *self.sizes, tile.splits, g.c1, *g.shape, wide, tile.box[2], tile.columns
                 grid = g.kh * tile.splits, ceil_div(g.c1, tile.columns)
                 prepared = Prepared(depthwise_kernels.weight_grad, grid, (None,) * 6, rest, tile.triton_options)
-                self.prepared["weight", tile, *dtypes] = prepared
+                self.prepared["weight", tile, kernel.dtype, *dtypes] = prepared
             prepared(gradient, images, kernel, s, dw, ds)
-            return dw[0] if len(dw) == 1 else dw.sum(0, dtype=dtypes[0]), ds
+            return dw[0] if len(dw) == 1 else sum_parts(dw, dtypes[0]), ds
 
-        dw, ds = run(self.weight_key, self.sum_tiles, launch)
+        dw, ds = run(self.weight_key, self.sum_tiles, start)
         return dw.permute(0, 3, 1, 2), ds
 
     def sum_tiles(self) -> list[Launch]:
@@ -129,8 +149,3 @@ class Plan:
             return positions * ceil_div(g.c1, tile.columns) * tile.columns
 
         return sorted(dict.fromkeys(tile(*sizes) for sizes in SUM_TILES), key=waste)
-
-
-def _kernels(weight: Tensor, s: Tensor) -> Tensor:
-    """The samples' own kernels (N, C, h, w), in channels last like s, from weight (C, 1, h, w) and multiplier s."""
-    return channels_last(s * weight.squeeze(1))

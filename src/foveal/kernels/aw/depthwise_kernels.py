@@ -93,7 +93,7 @@ def weight_grad(
     c, kx = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BX)
     t = (ky * KW + kx)[:, None]
     both = (kx < KW)[:, None] & (c < C)[None, :]
-    weight = tl.load(w + c[None, :] * T + t, mask=both, other=0.0).to(tl.float32)
+    weight = tl.load(w + c[None, :] * T + t, mask=both, other=0.0).to(x.dtype.element_ty).to(tl.float32)
     total = tl.zeros((BX, BC), tl.float32)
     for n in range(split * N // SPLITS, (split + 1) * N // SPLITS):
         part = tl.zeros((BX, BM, BC), tl.float32)
@@ -111,3 +111,13 @@ def weight_grad(
         tl.store(ds + (n * T + t) * C + c[None, :], (own * weight).to(ds.dtype.element_ty), mask=both)
         total += own * scale
     tl.store(dw + (split * C + c[None, :]) * T + t, total.to(dw.dtype.element_ty), mask=both)
+
+
+@triton.jit(do_not_specialize=["SIZE", "C", "T"])
+def sample_kernels(w, s, out, SIZE, C, T, BLOCK: tl.constexpr):
+    """The samples' own kernels (N, T, C), of SIZE values, from weight (C, T) and multiplier s (N, T, C)."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, t = i % C, i // C % T
+    weight = tl.load(w + c * T + t, mask=i < SIZE, other=0.0).to(out.dtype.element_ty)
+    scale = tl.load(s + i, mask=i < SIZE, other=0.0)
+    tl.store(out + i, (weight.to(tl.float32) * scale.to(tl.float32)).to(out.dtype.element_ty), mask=i < SIZE)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from foveal.kernels.prepared import View
+from foveal.kernels.tape import do_not_record, empty_strided
 
 SUPER_GROUP = 64  # channels of a super-group, as far as possible: what fills a tile of the tensor cores
 
@@ -135,42 +136,22 @@ class Geometry:
             pairs *= sum(0 <= o * self.stride + k * step - pad < size for o in range(out) for k in range(kernel))
         return pairs
 
-    def packed(self, weight: Tensor) -> Tensor:
-        """Weights (C2, C1/groups, h, w) as (C2 or more, h·w, G1), block-diagonal within every super-group."""
-        by_position = channels_last(weight)
-        if self.groups == 1:
-            return by_position
-        (into, out), k = self.group, self.together
-        full, rest = divmod(self.groups, k)
-        packed = weight.new_zeros(self.super_groups, k, out, self.taps, k, into)
-        blocks = packed.diagonal(0, 1, 4)  # (super-groups, out, h·w, into, k)
-        source = by_position.permute(0, 2, 3, 1).reshape(self.groups, out, self.taps, into)
-        if full:
-            blocks[:full].copy_(source[: full * k].view(full, k, out, self.taps, into).permute(0, 2, 3, 4, 1))
-        if rest:
-            blocks[full, ..., :rest].copy_(source[full * k :].permute(1, 2, 3, 0))
-        return packed
-
 
 def channels_last(x: Tensor) -> Tensor:
     """(N, C, H, W) whose memory is that of a contiguous (N, H, W, C); free for a channels-last tensor.
 
     Strides of axes of size one may be anything; kernels use the address alone.
     """
-    last = torch.channels_last
-    return x if x.is_contiguous(memory_format=last) else x.contiguous(memory_format=last)
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    do_not_record()
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def empty_last(sizes: tuple[int, int, int, int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory for (N, C, H, W) in channels last, on the device of ``like`` and in its dtype or another."""
     _, c, h, w = sizes
-    return torch.empty_strided(sizes, (c * h * w, 1, c * w, c), dtype=dtype or like.dtype, device=like.device)
-
-
-def padded(x: Tensor, h: int, w: int) -> Tensor:
-    """(N, C, H, W) in channels last, padded with zeros to (N, C, h, w)."""
-    down, right = h - x.shape[2], w - x.shape[3]
-    return channels_last(torch.nn.functional.pad(x, (0, right, 0, down))) if down or right else x
+    return empty_strided(sizes, (c * h * w, 1, c * w, c), dtype or like.dtype, like.device)
 
 
 def interleaved(n: int, h: int, w: int, c: int, stride: int, block: list[int]) -> View:

@@ -102,7 +102,7 @@ def weight_grad(
     c2 = group * G2 + j2
     row = (c2 < C2) & (j2 < G2)
     at, there = _weights(c2, j2, j1, t, C2, G1, G2, CG, OG, T, GROUPED)
-    weight = tl.load(w + at, mask=there, other=0.0)
+    weight = tl.load(w + ((c2 * T + t) * G1)[:, None] + j1[None, :], mask=there, other=0.0)  # of the packed kernel
     dy, dx = t // KW * DY - PY + S * PY, t % KW * DX - PX + S * PX  # not negative
     across = tl.cdiv(OW, TW)
     begin, end = split * N // SPLITS, (split + 1) * N // SPLITS

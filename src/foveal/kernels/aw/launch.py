@@ -10,9 +10,10 @@ from torch import Tensor
 
 from foveal.kernels.aw import depthwise, gradient_kernels, triton_kernels
 from foveal.kernels.aw.estimate import Work, cycles
-from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, empty_last, interleaved, padded
+from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, empty_last, interleaved
 from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, launches_across, launches_within
 from foveal.kernels.aw.weight_grad import Dtypes, WeightGradients
+from foveal.kernels.copies import packed, padded
 from foveal.kernels.prepared import Prepared
 from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import Key, run
@@ -34,11 +35,16 @@ class Plan:
         self.weights = WeightGradients(geometry, self.hopper)
         self.prepared: dict[object, Prepared] = {}
 
+    def packed(self, weight: Tensor) -> Tensor:
+        """Weights (C2, C1/groups, h, w) of any dtype as (C2 or more, h·w, G1), block-diagonal within super-groups."""
+        g = self.geometry
+        return packed(weight, g.dtype, g.groups, g.together)
+
     # Forward ----------------------------------------------------------------------------------------------------------
 
-    def forward(self, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """O (N, C2, H', W')."""
-        images, kernel, s = channels_last(x), self.geometry.packed(weight), channels_last(scale)
+    def forward(self, x: Tensor, kernel: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """O (N, C2, H', W'); ``kernel`` are the packed weights."""
+        images, s = channels_last(x), channels_last(scale)
         out = empty_last(self.out_shape, x)
 
         def launch(tile: Launch) -> None:
@@ -92,9 +98,9 @@ class Plan:
 
     # Backward ---------------------------------------------------------------------------------------------------------
 
-    def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
-        """∂I (N, C1, H, W) from ∂O (N, C2, H', W'), weight (C2, C1/groups, h, w) and multiplier (N, C2, h, w)."""
-        kernel, dx = self.geometry.packed(weight), empty_last(self.in_shape, gradient)
+    def input_grad(self, gradient: Tensor, kernel: Tensor, s: Tensor) -> Tensor:
+        """∂I (N, C1, H, W) from ∂O (N, C2, H', W'), the packed kernel and the multiplier (N, C2, h, w)."""
+        dx = empty_last(self.in_shape, gradient)
 
         def launch(tile: Launch) -> None:
             prepared = self.prepared.get(("input", tile))
@@ -171,11 +177,12 @@ def forward(
 ) -> Tensor:
     """O = Σ_t s_t ⊙ (K_t · I_t), (N, C2, H', W').
 
-    I is ``x`` (N, C1, H, W), K is ``weight`` (C2, C1/groups, h, w), s is ``scale`` (N, C2, h, w), all of one dtype.
+    I is ``x`` (N, C1, H, W), s is ``scale`` (N, C2, h, w), both of one dtype; K is ``weight`` (C2, C1/groups, h, w).
     """
-    if not x.dtype == weight.dtype == scale.dtype:
-        raise TypeError(f"expected input, weight and multiplier of one dtype: {x.dtype}, {weight.dtype}, {scale.dtype}")
-    return plan(x, weight, stride, padding, dilation, groups).forward(x, weight, scale, bias)
+    if x.dtype != scale.dtype:
+        raise TypeError(f"expected input and multiplier of one dtype: {x.dtype}, {scale.dtype}")
+    shape = plan(x, weight, stride, padding, dilation, groups)
+    return shape.forward(x, shape.packed(weight), scale, bias)
 
 
 @on_its_device
@@ -187,12 +194,19 @@ def backward(
 
     ``needed``: of the input, of the other two; ``dtypes``: of ∂K and ∂s; see :class:`WeightGradients`.
     """
+    shape = plan(x, weight, stride, padding, dilation, groups)
+    return gradients(shape, g, x, shape.packed(weight), scale, needed, dtypes)
+
+
+def gradients(
+    shape: Plan | depthwise.Plan, g: Tensor, x: Tensor, kernel: Tensor, scale: Tensor, needed: Sequence[bool],
+    dtypes: Dtypes,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """As :func:`backward`, with the packed weights."""
     dx = dw = ds = None
-    if not any(needed):
-        return dx, dw, ds
-    shape, gradient, s = plan(x, weight, stride, padding, dilation, groups), channels_last(g), channels_last(scale)
+    gradient, s = channels_last(g), channels_last(scale)
     if needed[1]:  # first, so that its temporary memory is free again
-        dw, ds = shape.weights(gradient, x, weight, s, dtypes)
+        dw, ds = shape.weights(gradient, x, kernel, s, dtypes)
     if needed[0]:
-        dx = shape.input_grad(gradient, weight, s)
+        dx = shape.input_grad(gradient, kernel, s)
     return dx, dw, ds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +34,7 @@ def first_order_suffices() -> bool:
 
 
 def conv_per_sample(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, path: Literal["loop", "grouped", "unfold"], **options: Any
+    x: Tensor, kernels: Tensor, bias: Tensor | None, path: Literal["grouped", "unfold"], **options: Any
 ) -> Tensor:
     """Convolve every sample with its own kernel.
 
@@ -43,8 +42,8 @@ def conv_per_sample(
         x: (N, C1, H, W).
         kernels: (N, C2, C1/groups, h, w).
         bias: (C2,) or None.
-        path: ``loop`` is the plain definition; ``grouped`` the same as one convolution with N times as many groups;
-            ``unfold`` the same as a matrix product with unfolded images, which exports with a dynamic N.
+        path: ``grouped`` is one convolution with N times as many groups; ``unfold`` a matrix product with unfolded
+            images, which exports with a dynamic N.
         **options: stride, padding, dilation and groups of the convolution.
 
     Returns:
@@ -55,8 +54,6 @@ def conv_per_sample(
     n = len(x)
     if n == 0:
         return F.conv2d(x, x.new_zeros(kernels.shape[1:]), bias, **options)
-    if path == "loop":
-        return torch.cat([F.conv2d(x[i : i + 1], kernels[i], bias, **options) for i in range(n)])
     options = options | {"groups": n * options["groups"]}
     out = F.conv2d(x.reshape(1, -1, *x.shape[2:]), kernels.flatten(0, 1), None, **options)
     out = out.view(n, kernels.shape[1], *out.shape[2:])
@@ -118,7 +115,7 @@ def conv_by_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     """
     place = (options["stride"], options["padding"], options["dilation"])
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or scale.requires_grad):
-        out, _ = _Products.apply(x, weight, scale, *place)
+        out, *_ = _Products.apply(x, weight, scale, *place)
     else:
         out, _ = _sum_of_products(x, weight, scale, *place, keep=False)
     return out if bias is None else out + bias[:, None, None]
@@ -126,25 +123,25 @@ def conv_by_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
 
 def _sum_of_products(
     x: Tensor, weight: Tensor, scale: Tensor, stride: list[int], padding: list[int], dilation: list[int], keep: bool
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Σ_t s_t ⊙ (K_t · I_t), where I_t are the positions that t covers within the map, without padding.
 
+    A product is a 1×1 convolution: on CPUs oneDNN computes it, on some of them much faster than the
+    library of ``torch.mm``.
+
     Returns:
-        The convolution (N, C2, H', W'), channels last; if ``keep``, the products of all positions t, one below the
-        other (rows, C2), otherwise memory that was used for them.
+        The convolution (N, C2, H', W'), channels last; if ``keep``, the product of each position t that falls on the
+        map, (N, C2, rows, columns).
     """
-    (n, c1), c2 = x.shape[:2], len(weight)
     images, kernel, s = map(_channels_last, (x, weight, scale))
     size, windows = _windows(x, weight, stride, padding, dilation)
-    ends = list(itertools.accumulate(n * window.positions for window in windows))
-    out, products = x.new_zeros(n, *size, c2), x.new_empty(ends[-1] if keep else n * size[0] * size[1], c2)
-    for window, end in zip(windows, ends, strict=True):
-        rows = n * window.positions
-        product = products[end - rows : end] if keep else products[:rows]
-        torch.mm(window.read(images).reshape(-1, c1), window.tap(kernel).T, out=product)
-        covered = window.write(out)
-        covered.addcmul_(product.view(covered.shape), window.tap(s)[:, None, None])
-    return out.permute(0, 3, 1, 2), products
+    out, products = x.new_zeros(len(x), *size, len(weight)), []
+    for window in windows:
+        product = F.conv2d(_channels_second(window.read(images)), window.tap(kernel)[:, :, None, None])
+        window.write(out).addcmul_(product.permute(0, 2, 3, 1), window.tap(s)[:, None, None])
+        if keep:
+            products.append(product)
+    return _channels_second(out), products
 
 
 class _Products(torch.autograd.Function):
@@ -153,37 +150,45 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, scale: Tensor, stride: list[int], padding: list[int], dilation: list[int]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """The convolution (N, C2, H', W'), and the products."""
-        return _sum_of_products(x, weight, scale, stride, padding, dilation, keep=True)
+        out, products = _sum_of_products(x, weight, scale, stride, padding, dilation, keep=True)
+        return out, *products
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save what the gradients need."""
         x, weight, scale, ctx.stride, ctx.padding, ctx.dilation = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, weight, scale, output[1])
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, scale, *output[1:])
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Gradients of input, kernel and multiplier."""
-        x, weight, scale, products = ctx.saved_tensors
+        x, weight, scale, *products = ctx.saved_tensors
         if torch.is_grad_enabled():
             return *differentiable_gradients(ctx, g, x, weight, scale), None, None, None
-        c1, c2 = x.shape[1], len(weight)
         images, kernel, s, g = map(_channels_last, (x, weight, scale, g))
         dx, dw, ds = torch.zeros_like(images), torch.zeros_like(kernel), torch.zeros_like(s)
-        end = 0
-        for window in _windows(x, weight, ctx.stride, ctx.padding, ctx.dilation)[1]:
-            gradient = window.write(g)
-            begin, end = end, end + len(x) * window.positions
-            window.tap(ds).copy_((gradient * products[begin:end].view(gradient.shape)).sum((1, 2)))
-            scaled = (gradient * window.tap(s)[:, None, None]).reshape(-1, c2)
-            image = window.read(images)
-            window.tap(dw).copy_(scaled.T @ image.reshape(-1, c1))
-            window.read(dx).add_((scaled @ window.tap(kernel)).view(image.shape))
-        ds, dw = ds.permute(0, 3, 1, 2), dw.permute(0, 3, 1, 2)
-        return match_layout(dx.permute(0, 3, 1, 2), x), dw, match_layout(ds, scale), None, None, None
+        windows = _windows(x, weight, ctx.stride, ctx.padding, ctx.dilation)[1]
+        for window, product in zip(windows, products, strict=True):
+            gradient, image = window.write(g), _channels_second(window.read(images))
+            window.tap(ds).copy_((gradient * product.permute(0, 2, 3, 1)).sum((1, 2)))
+            scaled = _channels_second(gradient * window.tap(s)[:, None, None])
+            to_image, to_tap = conv_gradients(scaled, image, window.tap(kernel)[:, :, None, None])
+            window.tap(dw).copy_(to_tap[:, :, 0, 0])
+            window.read(dx).add_(to_image.permute(0, 2, 3, 1))
+        dx, dw, ds = map(_channels_second, (dx, dw, ds))
+        return match_layout(dx, x), dw, match_layout(ds, scale), None, None, None
+
+
+def conv_gradients(
+    g: Tensor, x: Tensor, weight: Tensor, stride: Any = (1, 1), padding: Any = (0, 0), dilation: Any = (1, 1),
+    groups: int = 1, need: tuple[bool, bool] = (True, True),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of input and kernel of a convolution without bias; None where not needed."""
+    place = stride, padding, dilation, False, (0, 0), groups
+    return torch.ops.aten.convolution_backward(g, x, weight, None, *place, [*need, False])[:2]
 
 
 def match_layout(gradient: Tensor, like: Tensor) -> Tensor:
@@ -213,6 +218,11 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).contiguous()
 
 
+def _channels_second(x: Tensor) -> Tensor:
+    """(N, H, W, C) as (N, C, H, W), channels last."""
+    return x.permute(0, 3, 1, 2)
+
+
 class _Window(NamedTuple):
     """The part of a map that a kernel position covers.
 
@@ -220,13 +230,11 @@ class _Window(NamedTuple):
         position: row and column in the kernel.
         outputs: rows and columns of the outputs for which it falls on the map.
         inputs: rows and columns of the map on which it falls.
-        positions: number of them.
     """
 
     position: tuple[int, int]
     outputs: tuple[slice, slice]
     inputs: tuple[slice, slice]
-    positions: int
 
     def tap(self, kernel: Tensor) -> Tensor:
         """The matrix (A, B) at this position of a kernel (A, h, w, B)."""
@@ -256,10 +264,10 @@ def _windows(
             low, high = max(0, -(offset // step)), min(sizes[-1], (side - 1 - offset) // step + 1)
             inputs = slice(low * step + offset, (high - 1) * step + offset + 1, step)
             if low < high:
-                spans.append((i, slice(low, high), inputs, high - low))
+                spans.append((i, slice(low, high), inputs))
         along.append(spans)
     return sizes, [
-        _Window((i, j), (rows, columns), (from_rows, from_columns), height * width)
-        for i, rows, from_rows, height in along[0]
-        for j, columns, from_columns, width in along[1]
+        _Window((i, j), (rows, columns), (from_rows, from_columns))
+        for i, rows, from_rows in along[0]
+        for j, columns, from_columns in along[1]
     ]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from foveal.kernels.aw import gradient_kernels
 from foveal.kernels.aw.estimate import KERNEL, MEMORY_BYTES, Work, cycles
-from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, interleaved, padded
+from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, interleaved
 from foveal.kernels.aw.tiles import (
     ACROSS_TILES,
     LARGE,
@@ -24,7 +24,9 @@ from foveal.kernels.aw.tiles import (
     limit,
     widest,
 )
+from foveal.kernels.copies import padded, sum_parts
 from foveal.kernels.prepared import Prepared, View
+from foveal.kernels.tape import empty
 from foveal.kernels.tune import Key, run
 
 Dtypes = tuple[torch.dtype, torch.dtype | None]
@@ -52,17 +54,19 @@ class WeightGradients:
         self.splits = max(1, min(g.n, 528 // tiles))  # parts of ∂K, sample by sample: about four waves
         self.prepared: dict[object, Prepared] = {}
 
-    def __call__(self, gradient: Tensor, x: Tensor, weight: Tensor, s: Tensor, dtypes: Dtypes) -> tuple[Tensor, Tensor]:
+    def __call__(self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes) -> tuple[Tensor, Tensor]:
         """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last.
+
+        ``kernel`` are the packed weights.
 
         With None for a dtype, ∂s comes as parts of a sum, (parts, N, h, w, C2).
         """
-        g, images = self.geometry, channels_last(x)
+        images = channels_last(x)
 
         def launch(form: str) -> tuple[Tensor, Tensor]:
             if form == "across":
-                return self._across(gradient, images, g.packed(weight), s, dtypes)
-            return self._within(gradient, images, channels_last(weight), s, dtypes, flat=form == "flat")
+                return self._across(gradient, images, kernel, s, dtypes)
+            return self._within(gradient, images, kernel, s, dtypes, flat=form == "flat")
 
         dw, ds = run(self.key, self.forms, launch, threads=1)
         return dw.permute(0, 3, 1, 2), ds if dtypes[1] is None else ds.permute(0, 3, 1, 2)
@@ -250,11 +254,11 @@ class WeightGradients:
         Large kernels have many parts of ∂s, so these are bfloat16 if s is; float16 does not have the range.
         """
         if count == 1 and dtype is not None:
-            return torch.empty(shape, dtype=dtype, device=s.device)
+            return empty(shape, dtype, s.device)
         half = shape is self.scale_shape and s.dtype == torch.bfloat16
-        return torch.empty((count, *shape), dtype=s.dtype if half else torch.float32, device=s.device)
+        return empty((count, *shape), s.dtype if half else torch.float32, s.device)
 
 
 def _sum(parts: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Over the first of five axes, in ``dtype``; a sum of one part has four, and parts may be wanted as they are."""
-    return parts if parts.ndim == 4 or dtype is None else parts.sum(0, dtype=dtype)
+    return parts if parts.ndim == 4 or dtype is None else sum_parts(parts, dtype)

@@ -33,8 +33,9 @@ def fused_gates(
 ) -> Tensor | None:
     """The output of a channel gate and, with ``conv`` and ``norm``, a spatial gate; None where the plain form must run.
 
-    That is the case away from NVIDIA GPUs, for other dtypes, where a compiler, tracer, transform or hook must see the
-    operators or modules, and for layers that are not those the mechanisms were built with.
+    That is the case away from NVIDIA GPUs, for other dtypes, where a tracer, transform or hook must see operators or
+    modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile`` both gates in
+    training are one operator; the rest is left to the compiler.
 
     Args:
         x: (N, C, H, W).
@@ -45,7 +46,10 @@ def fused_gates(
         conv: convolution of the spatial gate, 2 channels to 1.
         norm: its batch norm.
     """
-    if torch.compiler.is_compiling() or not fused_available(x.device):
+    compiling = torch.compiler.is_compiling()
+    if compiling and (exporting() or norm is None or not norm.training):
+        return None  # the compiler fuses a channel gate, and all of inference, with what is around it
+    if not fused_available(x.device):
         return None
     if not (only_computes(squeeze, nn.Linear) and only_computes(excite, nn.Linear)):
         return None
@@ -58,10 +62,16 @@ def fused_gates(
         state = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps, norm.training
     if len(set(pools)) < len(pools) or x.ndim != 4 or not _fusable(x, parameters):
         return None
+    if not compiling and _somebody_looks(x, parameters):
+        return None
     from foveal.kernels.gates import launch
 
-    x = x.contiguous(memory_format=launch.layout(x))
     kinds = launch.Pools("avg" in pools, "max" in pools)
+    if compiling:
+        from foveal.kernels.gates.compiled import compiled_gates
+
+        return compiled_gates(x, parameters, kinds, None if state is None else launch.Norm(*state))
+    x = x.contiguous(memory_format=launch.layout(x))
     out: Tensor = _Gates.apply(x, *parameters, kinds, None if state is None else launch.Norm(*state))
     return out
 
@@ -99,8 +109,14 @@ def _usual_norm(norm: Any) -> bool:
     )
 
 
+def _somebody_looks(x: Tensor, parameters: list[Any]) -> bool:
+    """Whether plain operators must be seen: by a tracer, transform, mode or hook."""
+    tensors = [parameter for parameter in parameters if parameter is not None]
+    return observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active()
+
+
 def _fusable(x: Tensor, parameters: list[Any]) -> bool:
-    """Whether the kernels support this map and these parameters, and nobody must see plain operators."""
+    """Whether the kernels support this map and these parameters."""
     tensors, c = [parameter for parameter in parameters if parameter is not None], x.shape[1]
     hidden = len(parameters[0])
     return (
@@ -113,7 +129,6 @@ def _fusable(x: Tensor, parameters: list[Any]) -> bool:
         and parameters[3] is not None
         and (x.dtype == tensors[0].dtype or torch.is_autocast_enabled(x.device.type))
         and all(t.dtype in DTYPES and t.device == x.device and _dense(t) for t in tensors)
-        and not (observed(x, *tensors) or forward_mode_active() or saved_tensor_hooks_active())
     )
 
 

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import channel_kernels as channel
 from foveal.kernels.gates import spatial_kernels as spatial
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
+from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
 BUSY = 1024  # programs that keep a large GPU busy
@@ -124,7 +126,14 @@ def _plan_for(x: Tensor, hidden: int) -> tuple[_Plan, int, int, int]:
     return _plan(n, c, h * w, hidden, not x.is_contiguous()), n, c, h * w
 
 
-@on_its_device
+def _key(name: str, x: Tensor, parameters: Sequence[Any], pools: Pools) -> tuple[Any, ...]:
+    """What launches depend on, beside options of their own."""
+    kinds = [None if parameter is None else (parameter.dtype, parameter.shape) for parameter in parameters]
+    conv = parameters[5]
+    layouts = x.is_contiguous(), conv is None or conv.is_contiguous()
+    return name, x.shape, x.dtype, x.get_device(), layouts, pools, *kinds
+
+
 def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> tuple[Tensor, Kept]:
     """Multiply x (N, C, H, W), dense in one of both layouts, by its gates.
 
@@ -135,25 +144,36 @@ def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | Non
         pools: of the channel gate.
         norm: of the spatial gate, or None without such a gate.
     """
-    w1, b1, w2, b2, amount, weight, gamma, beta = parameters
+    key = *_key("gates", x, parameters, pools), None if norm is None else norm[3:]
+    statistics = (None, None, None) if norm is None else norm[:3]
+    out, state, maps, moments = taped(key, _forward, (x, *parameters, *statistics), pools, norm)
+    assert out is not None
+    assert state is not None
+    return out, Kept(state, state if maps is None else maps, state if moments is None else moments)
+
+
+def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Result, state, and of a spatial gate maps and moments."""
+    w1, b1, w2, b2, amount, weight, gamma, beta = inputs[:8]
+    pools, norm = inputs[-2:]
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
     tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
-    out = torch.empty_like(x)
-    state = torch.empty((n, 4 * c + 2 * hidden), dtype=torch.float32, device=x.device)
+    out = empty_like(x)
+    state = empty((n, 4 * c + 2 * hidden), torch.float32, x.device)
     grid, turns = plan.pool
-    partial = torch.empty((n, grid[2], 3, c), dtype=torch.float32, device=x.device)
+    partial = empty((n, grid[2], 3, c), torch.float32, x.device)
     launch(channel.pool, grid, (x, partial), (size, c, *steps, turns, pools.max, *tile), num_warps=8)
     sizes: tuple[int, ...] = size, c, hidden, grid[2], *pools, row, deep
     launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
-    maps, moments = state, state  # not used
+    maps = moments = None
     if norm is not None:
         maps, moments = _spatial_forward(x, state, weight, gamma, beta, norm, plan)
     grid, turns = plan.multiply
     flags = amount is not None, norm is not None
-    tensors = x, out, state, maps, state if amount is None else amount
+    tensors = x, out, state, state if maps is None else maps, state if amount is None else amount
     launch(channel.multiply, grid, tensors, (size, c, hidden, *steps, turns, *flags, *tile), num_warps=8)
-    return out, Kept(state, maps, moments)
+    return out, state, maps, moments
 
 
 def _spatial_forward(
@@ -162,13 +182,13 @@ def _spatial_forward(
     """The maps (N, 5, H·W) of the spatial gate, and mean and 1/deviation of its norm (2,)."""
     n, c, h, w = x.shape
     size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
-    maps = torch.empty((n, 5, size), dtype=torch.float32, device=x.device)
+    maps = empty((n, 5, size), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, *across
     launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
     blocks = _ceil(size, columns)
     parts = n * blocks
-    partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
-    moments = torch.empty(2, dtype=torch.float32, device=x.device)
+    partial = empty((3, parts), torch.float32, x.device)
+    moments = empty((2,), torch.float32, x.device)
     sizes = h, w, 5 * size, 5 * size, 3 * size, *_strides(weight), kernel, norm.training, columns
     launch(spatial.convolve, (n, blocks), (maps, weight, maps, partial), sizes)
     launch(
@@ -180,7 +200,6 @@ def _spatial_forward(
     return maps, moments
 
 
-@on_its_device
 def backward(
     g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool
 ) -> list[Tensor | None]:
@@ -195,21 +214,31 @@ def backward(
         training: whether the norm of the spatial gate used the statistics of the batch.
         of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
     """
+    key = *_key("gates backward", x, parameters, pools), training, of_parameters
+    of_spatial = (None, None) if parameters[5] is None else kept[1:]
+    tensors = (g, x, *parameters, kept.state, *of_spatial)
+    return list(taped(key, _backward, tensors, pools, training, of_parameters))
+
+
+def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
+    """As :func:`backward`."""
+    parameters, (state, maps, moments), (pools, training, of_parameters) = inputs[:8], inputs[8:11], inputs[11:]
     w1, _, w2, _, amount, weight, gamma, _ = parameters
-    hidden, (state, maps, _) = w1.shape[0], kept
+    hidden, maps = w1.shape[0], state if maps is None else maps
     plan, n, c, size = _plan_for(x, hidden)
     tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
     share, flags = state if amount is None else amount, (amount is not None, weight is not None)
-    dx, grads = torch.empty_like(x), torch.empty_like(state)
-    gradients: list[Any] = [None if parameter is None else torch.empty_like(parameter) for parameter in parameters]
+    dx, grads = empty_like(x), empty_like(state)
+    gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     damount = grads if amount is None else gradients[4]
     dmaps = state  # not used
     if weight is not None:
+        kept = Kept(state, maps, moments)
         dmaps = _spatial_backward(
             g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0], of_parameters
         )
     grid, turns = plan.pool
-    partial = torch.empty((n, grid[2], c), dtype=torch.float32, device=x.device)
+    partial = empty((n, grid[2], c), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, *steps, turns, *flags, *tile
     launch(channel.gate_grad, grid, (g, x, maps, dmaps, share, partial), sizes, num_warps=8)
     sizes = size, c, hidden, grid[2], *pools, *flags, row, deep
@@ -231,10 +260,10 @@ def _spatial_backward(
     """The gradients of the maps (N, 3, H·W); fills in those of the gate's parameters and of the amount."""
     (n, c, h, w), (state, maps, moments) = x.shape, kept
     size, kernel, columns = h * w, weight.shape[-1], plan.columns
-    dmaps = torch.empty((n, 3, size), dtype=torch.float32, device=x.device)
+    dmaps = empty((n, 3, size), torch.float32, x.device)
     grid, turns = plan.positions
     parts = grid[0] * grid[1]
-    partial = torch.empty((3, parts), dtype=torch.float32, device=x.device)
+    partial = empty((3, parts), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
     launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, share, partial), sizes, num_warps=8)
     launch(
@@ -246,19 +275,21 @@ def _spatial_backward(
     sizes = h, w, 3 * size, 3 * size, size, *_strides(weight), kernel, columns
     launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (dmaps, weight, dmaps), sizes)
     if of_parameters:
-        gradients[5].copy_(_weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size))
+        _weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size, gradients[5])
     return dmaps
 
 
-def _weight_grad(pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_step: int, g_step: int) -> Tensor:
-    """Gradient of the convolution's weight, float32 (1, 2, K, K)."""
+def _weight_grad(
+    pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_step: int, g_step: int, out: Tensor
+) -> None:
+    """Gradient of the convolution's weight, (1, 2, K, K), into ``out``, which is laid out like it."""
     kernel, count = weight.shape[-1], len(g) * h * w
     steps = max(4, _ceil(count, ROWS * PROGRAMS))
     programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
-    sums = torch.empty((programs, taps), dtype=torch.float32, device=g.device)
-    sizes: tuple[int, ...] = count, h, w, pair_step, g_step, steps, kernel, ROWS, _power(taps)
+    sums = empty((programs, taps), torch.float32, g.device)
+    sizes: tuple[int, ...] = count, h, w, pair_step, g_step, *_strides(weight), steps, kernel, ROWS, _power(taps)
     launch(spatial.convolution_weight_grad, (programs,), (pair, g, sums), sizes)
-    return sums.sum(0).view(weight.shape)
+    sum_parts(sums, out.dtype, out)
 
 
 def _strides(weight: Tensor) -> tuple[int, int]:
@@ -290,4 +321,6 @@ def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, 
     dpair = torch.empty_like(pair)
     sizes: tuple[int, ...] = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
     launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (g, weight, dpair), sizes)
-    return dpair, _weight_grad(pair, g, weight, h, w, 2 * size, size).to(weight.dtype)
+    dweight = torch.empty_like(weight)
+    _weight_grad(pair, g, weight, h, w, 2 * size, size, dweight)
+    return dpair, dweight

@@ -226,9 +226,10 @@ def convolution_input_grad(
 
 @triton.jit(do_not_specialize=SIZES)
 def convolution_weight_grad(
-    pair, g, partial, M, H, W, PAIR_STEP, G_STEP, STEPS, K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr
-):
-    """Gradient of the weight (2·K·K,) from STEPS tiles of BP of the M = N·H·W positions: a row of partial."""
+    pair, g, partial, M, H, W, PAIR_STEP, G_STEP, MEAN_AT, TAP_STEP, STEPS,
+    K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the weight from STEPS tiles of BP of the M = N·H·W positions: a row of partial, laid out as it is."""
     HW = H * W
     tap = tl.arange(0, BT)
     used, source = tap < 2 * K * K, tap // (K * K)
@@ -242,4 +243,5 @@ def convolution_weight_grad(
         inside = here[:, None] & used[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
         at = pair + (n * PAIR_STEP)[:, None] + source[None, :] * HW + y * W + z
         total += tl.load(at, mask=inside, other=0.0).to(tl.float32) * gradient[:, None]
-    tl.store(partial + tl.program_id(0) * 2 * K * K + tap, tl.sum(total, 0), mask=used)
+    at = source * MEAN_AT + tap % (K * K) * TAP_STEP
+    tl.store(partial + tl.program_id(0) * 2 * K * K + at, tl.sum(total, 0), mask=used)
