@@ -131,6 +131,13 @@ def test_counts_beyond_float32_are_exact() -> None:
     assert metric.histogram[1, 2] == 2**24 + 1
 
 
+def test_thresholds_can_be_a_list() -> None:
+    attention, mask = maps(0)
+    levels = [0.0, 0.25, 1.0]
+    expected = attention_precision_recall(attention, mask, torch.tensor(levels))
+    assert all(map(torch.equal, attention_precision_recall(attention, mask, levels), expected))
+
+
 def test_thresholds_can_be_plotted_against() -> None:
     assert AttentionPrecisionRecall(3).thresholds.tolist() == [0, 0.5, 1]
     assert not AttentionPrecisionRecall(3).state_dict()
@@ -144,6 +151,7 @@ def test_thresholds_can_be_plotted_against() -> None:
         (torch.rand(0), r"1-D tensor, got a tensor of shape \(0,\)"),
         (torch.tensor([0.5, 0.1]), "must not decrease.*thresholds.sort"),
         (torch.tensor([float("nan")]), "not be nan"),
+        ([], r"1-D tensor, got a tensor of shape \(0,\)"),
     ],
 )
 def test_bad_thresholds_say_what_to_do(thresholds: int | Tensor, message: str) -> None:

@@ -114,7 +114,7 @@ def test_metric_is_the_mean_over_images_with_relations() -> None:
         metric.update(*zip(*part, strict=True))
     expected = torch.stack([relation_recall(*image, k=(5, 50)) for image in images]).mean(0)
     torch.testing.assert_close(metric.compute(), expected)
-    assert [info.key for info in metric.infos] == ["relation_recall/5", "relation_recall/50"]
+    assert [info.key for info in metric.infos] == ["relation_recall@5", "relation_recall@50"]
     metric.reset()
     metric.update(*([value] for value in empty))
     assert metric.compute().isnan().all()

@@ -33,7 +33,33 @@ def test_over_two_batches(kind):
     results = Results()
     metrics.add_to(results)
     expected = torch.stack(recalls).mean(0)
-    assert results.metrics["relation_recall/20"] == pytest.approx(expected[0].item())
-    assert results.metrics["relation_recall/400"] == pytest.approx(expected[1].item())
+    assert results.metrics["relation_recall@20"] == pytest.approx(expected[0].item())
+    assert results.metrics["relation_recall@400"] == pytest.approx(expected[1].item())
     assert expected[1] > 0
     assert results.metrics["center_mass"] == pytest.approx(torch.stack(masses).mean().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("mark", ["iscrowd", "difficult"])
+@pytest.mark.parametrize("kind", ["category", "instance", "annotated"])
+@torch.no_grad()
+def test_crowds_and_difficult_objects_have_no_relations(kind, mark):
+    """The same result as without them, and as if they had never been annotated."""
+    detector = small_detector()
+    foveal.insert(detector, "focused", key_channels=8)
+    images, targets = two_images()
+    targets[0] |= {"relations": torch.tensor([[0, 1], [2, 0]])}
+    marked = [dict(target) for target in targets]
+    marked[0][mark] = torch.tensor([False, True, False])
+    without = [dict(target) for target in targets]
+    without[0] |= {key: targets[0][key][[0, 2]] for key in ("boxes", "labels")}
+    without[0]["relations"] = torch.tensor([[1, 0]])
+    with foveal.watch(detector) as seen:
+        detector(images)
+    found = []
+    for some in (marked, without, targets):
+        metrics, results = RelationMetrics(kind, k=(20, 400), iou=0.2), Results()
+        metrics.update(seen[SITE], some, sizes_of(images))
+        metrics.add_to(results)
+        found.append({key: value for key, value in results.metrics.items() if value is not None})
+    assert found[0] == found[1]
+    assert found[0] != found[2]

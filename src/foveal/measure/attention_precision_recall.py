@@ -6,6 +6,7 @@ how maps of different models are brought to one scale; here each map is divided 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,12 +18,13 @@ from foveal.measure._inputs import at_least_float32, check_maps, warn_without_ta
 from foveal.measure.info import MetricInfo, register_metric
 
 
-def _levels(thresholds: int | Tensor) -> Tensor:
+def _levels(thresholds: int | Tensor | Sequence[float]) -> Tensor:
     """Thresholds as a sorted float32 tensor (T,)."""
     if isinstance(thresholds, int):
         if thresholds < 2:
             raise UserError(f"thresholds must be at least 2 to span [0, 1], got {thresholds}; or give a 1-D tensor")
         return torch.linspace(0, 1, thresholds)
+    thresholds = torch.as_tensor(thresholds)
     if thresholds.ndim != 1 or not len(thresholds):
         raise UserError(f"thresholds must be an int or a 1-D tensor, got a tensor of shape {tuple(thresholds.shape)}")
     if not bool((thresholds.diff() >= 0).all()) or bool(thresholds.isnan().any()):
@@ -51,7 +53,7 @@ def _compute(histogram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention_precision_recall(
-    attention: Tensor, mask: Tensor, thresholds: int | Tensor = 101, *, normalise: bool = True
+    attention: Tensor, mask: Tensor, thresholds: int | Tensor | Sequence[float] = 101, *, normalise: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Pixel precision and recall of thresholded attention, pooled over samples.
 
@@ -118,7 +120,9 @@ class AttentionPrecisionRecall(Metric):
     thresholds: Tensor
     histogram: Tensor
 
-    def __init__(self, thresholds: int | Tensor = 101, *, normalise: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, thresholds: int | Tensor | Sequence[float] = 101, *, normalise: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.normalise = normalise
         self.register_buffer("thresholds", _levels(thresholds), persistent=False)

@@ -185,8 +185,8 @@ class RelationRecall(Metric):
 
     @property
     def infos(self) -> tuple[MetricInfo, ...]:
-        """One for each number of pairs, for a table: ``relation_recall/1000`` and so on."""
-        return tuple(metric_info(f"{self.info.key}/{k}") for k in self.k)
+        """One for each number of pairs, for a table: ``relation_recall@1000`` and so on."""
+        return tuple(metric_info(f"{self.info.key}@{k}") for k in self.k)
 
     def update(
         self,

@@ -114,6 +114,10 @@ class Detector(FasterRCNN):
         sizes = [min_size] if isinstance(min_size, int) else list(min_size)
         if not sizes or min(sizes) < 1 or max_size < max(sizes):
             raise UserError(f"min_size={min_size}, max_size={max_size}: expected 1 or more, and no more than max_size")
+        counts = {"proposals_train": proposals_train, "proposals_test": proposals_test, "regions": regions}
+        counts |= {"detections": detections, "width": width, "hidden": hidden}
+        if wrong := [f"{name}={count}" for name, count in counts.items() if count < 1]:
+            raise UserError(f"{', '.join(wrong)}: expected at least 1")
         maps = feature_maps(backbone, single=not fpn, features=features, options=options or {}, pretrained=pretrained)
         if caffe:
             stride_first(maps.body, backbone)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foveal.see.draw.boxes import Found, boxes, detections
 from foveal.see.draw.class_maps import class_maps
-from foveal.see.draw.curves import precision_recall, scale_accuracy, training
+from foveal.see.draw.curves import precision_recall, relation_recall, scale_accuracy, training
 from foveal.see.draw.document import DocumentSamples, document
 from foveal.see.draw.gates import gates
 from foveal.see.draw.overlay import attended, heatmap, overlay
@@ -41,6 +41,7 @@ __all__ = [
     "precision_recall",
     "query",
     "query_maps",
+    "relation_recall",
     "relations",
     "report",
     "sampling",

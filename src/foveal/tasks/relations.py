@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from foveal.attention import AttentionRecord, region_graphs
 from foveal.attention.regions import Sizes
 from foveal.measure import CenterMass, RelationRecall
+from foveal.measure.info import MetricInfo, register_metric
 from foveal.measure.relation_recall import K
 from foveal.supervise import object_relations, region_pairs
 from foveal.supervise.relations import TargetKind
 from foveal.tasks.results import Results
 
+TRAINING_MASS = register_metric(
+    MetricInfo("center_mass_train", "Center-mass of training images", about=CenterMass.info.about)
+)
+
 
 class RelationMetrics(nn.Module):
     """Relation recall and center-mass, with targets as in :func:`foveal.supervise.region_pairs`.
+
+    Crowds and difficult objects have no relations.
 
     Args:
         kind: ``category`` and ``instance``: all pairs of objects, without order; ``annotated``: relations of subject
@@ -29,22 +37,34 @@ class RelationMetrics(nn.Module):
         super().__init__()
         self.kind, self.iou = kind, iou
         self.recall = RelationRecall(k, iou, ordered=kind == "annotated")
-        self.mass = CenterMass()
+        self.mass, self.training_mass = CenterMass(), CenterMass()
 
     def update(self, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes) -> None:
         """Add the images of a batch; arguments as in :func:`foveal.supervise.region_pairs`."""
-        self.mass.update(record, region_pairs(record, targets, sizes, self.kind, self.iou))
+        targets = [counted(target) for target in targets]
+        self._add(self.mass, record, targets, sizes)
         graphs = region_graphs(record, sizes)
         scores, proposals = [graph.logits for graph in graphs], [graph.boxes for graph in graphs]
         boxes = [target["boxes"] for target in targets]
-        self.recall.update(scores, proposals, boxes, [self._relations(target) for target in targets])
+        self.recall.update(scores, proposals, boxes, [self.relations(target) for target in targets])
+
+    def update_training(self, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes) -> None:
+        """Add training images, of which the center-mass alone is measured."""
+        self._add(self.training_mass, record, targets, sizes)
+
+    def _add(
+        self, mass: CenterMass, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes
+    ) -> None:
+        mass.update(record, region_pairs(record, targets, sizes, self.kind, self.iou))
 
     def reset(self) -> None:
         """Forget all images."""
+        self.training_mass.reset()
         self.recall.reset()
         self.mass.reset()
 
-    def _relations(self, target: Mapping[str, Tensor]) -> Tensor:
+    def relations(self, target: Mapping[str, Tensor]) -> Tensor:
+        """Rows of subject and object, (r, 2)."""
         return target["relations"] if self.kind == "annotated" else object_relations(target["labels"], self.kind)
 
     def add_to(self, results: Results) -> None:
@@ -52,3 +72,22 @@ class RelationMetrics(nn.Module):
         for info, value in zip(self.recall.infos, self.recall.compute(), strict=True):
             results.add(info, value)
         results.add(self.mass.info, self.mass.compute())
+        if self.training_mass.update_called:
+            results.add(TRAINING_MASS, self.training_mass.compute())
+
+
+def counted(target: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Boxes, labels and relations of the objects that count: neither crowds nor difficult ones.
+
+    >>> target = {"boxes": torch.rand(3, 4), "labels": torch.tensor([1, 2, 3]), "relations": torch.tensor([[1, 2]])}
+    >>> counted(target | {"iscrowd": torch.tensor([True, False, False])})["relations"].tolist()
+    [[0, 1]]
+    """
+    keep = torch.ones_like(target["labels"], dtype=torch.bool)
+    for mark in ("iscrowd", "difficult"):
+        keep &= ~target[mark].bool() if mark in target else True
+    kept = {key: target[key][keep] for key in ("boxes", "labels")}
+    if "relations" in target:
+        relations = target["relations"]
+        kept["relations"] = (keep.cumsum(0) - 1)[relations[keep[relations].all(1)]]
+    return kept

@@ -5,7 +5,7 @@ import pytest
 
 from foveal.errors import UserError
 from foveal.measure.info import MetricInfo
-from foveal.see import precision_recall, scale_accuracy, training
+from foveal.see import precision_recall, relation_recall, scale_accuracy, training
 from foveal.see.draw.chart import BOTTOM, LEFT, RIGHT, TOP, Axis, Line, chart, slots
 
 
@@ -114,3 +114,16 @@ def test_training_without_infos_names_a_score_by_its_key():
 def test_negative_losses_are_inside():
     (figure,) = training({"SOFT": [[{"epoch": e, "train/loss": 1.0 - e} for e in range(3)]]})
     assert [y for _, y in paths(figure, "SOFT")[0]] == [TOP, (TOP + BOTTOM) / 2, BOTTOM]
+
+
+def test_relation_recall_is_drawn_by_pairs_with_the_papers_paler():
+    ours = {"FAN": {1000: 0.2, 2000: 0.5}, "other": {1000: float("nan")}}
+    figure = relation_recall(ours, {"FAN": {1000: 0.4, 2000: 1.0}})
+    ((first, last),) = paths(figure, "FAN")
+    assert last == (RIGHT, (TOP + BOTTOM) / 2)
+    assert first[0] == pytest.approx((LEFT + RIGHT) / 2)
+    assert paths(figure, "FAN, published")[0][1] == (RIGHT, TOP)
+    assert "Pale lines" in figure
+    assert "other" not in figure
+    assert "Pale lines" not in relation_recall(ours)
+    assert relation_recall({"FAN": {}}, {"FAN": {1000: 0.5}}) == ""

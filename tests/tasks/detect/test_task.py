@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 
@@ -12,11 +13,13 @@ from readhtml import read
 from tiny import tiny_recipe
 from torch import nn
 
+from foveal.attention import watch
 from foveal.data.embedded import companions
 from foveal.errors import UserError
-from foveal.measure import box_scores
+from foveal.measure import CenterMass, box_scores
 from foveal.recipe import load
 from foveal.see import report
+from foveal.supervise import region_pairs
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
 from foveal.tasks.detect.samples import Sample, packed, unpacked
@@ -227,6 +230,23 @@ def test_bad_recipes(tmp_path, changes, message):
         make_task(recipe, build_source(recipe))
 
 
+@pytest.mark.parametrize("change", ["measure.iou=1.5", "measure.pairs=[10, 0]", "measure.training_images=-1"])
+def test_measures_out_of_bounds(tmp_path, change):
+    with pytest.raises(UserError, match=rf"{change.partition('=')[0].partition('.')[2]}.*: expected"):
+        tiny_recipe(tmp_path, change, text=TINY)
+
+
+def test_data_without_relations_are_refused_before_training(tmp_path):
+    """Not in the test, after hours of training."""
+    recipe = tiny_recipe(tmp_path, "model.insert={mechanism: focused}", "measure.relations=annotated", text=TINY)
+    source = build_source(recipe)
+    make_task(recipe, source)
+    unrelated = copy.copy(source)
+    unrelated.related = False
+    with pytest.raises(UserError, match="has no annotated relations; use category or instance"):
+        make_task(recipe, unrelated)
+
+
 def test_a_detector_of_torchvision_by_its_name(run):
     recipe = replace(run.recipe, model={"name": "fasterrcnn_mobilenet_v3_large_320_fpn"})
     with torch.device("meta"):
@@ -249,14 +269,46 @@ def test_the_demo_learns(tmp_path):
     assert result["metrics"]["box_ap50"] > 0.1
 
 
-def test_focused_attention_is_supervised_and_measured(tmp_path):
+@pytest.fixture(scope="module")
+def focused(tmp_path_factory):
     relation = '{relation: {loss: relations, at: "*.focused", options: {kind: annotated}}}'
     changes = ("model.insert={mechanism: focused}", f"loss.attention={relation}", "loss.weights={relation: 0.01}")
-    measured = ("measure.relations=annotated", "measure.pairs=[50, 225]")
-    run = Run(tmp_path / "focused", *changes, *measured, "train.epochs=1")
-    metrics = run.result["metrics"]
-    assert {"relation_recall/50", "relation_recall/225", "center_mass"} <= metrics.keys()
-    assert metrics["relation_recall/50"] <= metrics["relation_recall/225"] <= 1
-    (row,) = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    measured = ("measure.relations=annotated", "measure.pairs=[50, 225]", "measure.training_images=16")
+    return Run(tmp_path_factory.mktemp("focused"), *changes, *measured, "train.epochs=1", "title=FAN")
+
+
+def test_focused_attention_is_supervised_and_measured(focused):
+    metrics = focused.result["metrics"]
+    assert {"relation_recall@50", "relation_recall@225", "center_mass"} <= metrics.keys()
+    assert metrics["relation_recall@50"] <= metrics["relation_recall@225"] <= 1
+    (row,) = [json.loads(line) for line in (focused.out / "metrics.jsonl").read_text().splitlines()]
     assert row["train/relation"] > 0
-    assert evaluate(run.out)["metrics"] == metrics
+    assert evaluate(focused.out)["metrics"] == metrics
+
+
+@torch.no_grad()
+def test_the_center_mass_of_training_images(focused):
+    """Of whole batches, so many that there are enough images."""
+    model, source = load_model(focused.out)[0], build_source(focused.recipe)
+    metric, pairs = CenterMass(), focused.recipe.measure.relations
+    for batch in list(source.loader("train", 6, device=CPU))[:3]:  # 18 images: the next after 16
+        with watch(model) as seen:
+            model([image / 255 for image in batch["image"]])
+        record = seen["roi_heads.box_head.attached.focused"]
+        sizes = [image.shape[-2:] for image in batch["image"]]
+        metric.update(record, region_pairs(record, batch["target"], sizes, pairs))
+    assert focused.result["metrics"]["center_mass_train"] == pytest.approx(float(metric.compute()), rel=1e-4)
+
+
+def test_the_report_shows_relations_and_their_recall(run, focused, tmp_path):
+    """Of the models that have attention between regions: the others have none to show."""
+    text = report([run.out, focused.out], tmp_path / "page.html").read_text(encoding="utf-8")
+    page = read(text)
+    assert "What regions attend to" in page.text
+    assert text.count('alt="what a region attends to in FAN, test image ') == 2  # one image of each batch
+    assert "what a region attends to in tiny" not in text
+    source = build_source(focused.recipe)
+    first = next(iter(source.loader("test", 6, device=CPU)))["target"][0]
+    digit, shape = (source.answers[first["labels"][n] - 1] for n in first["relations"][0])
+    assert f"test image 1: {digit}, related to {shape}" in page.text
+    assert "How many relations they find" in page.text

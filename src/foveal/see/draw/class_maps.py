@@ -20,6 +20,7 @@ from torch import Tensor
 from foveal.errors import UserError
 from foveal.see.draw._type import INK, MUTED, PAPER, RULE, font, shortened
 from foveal.see.draw.overlay import overlay, plain
+from foveal.see.draw.samples import spread
 from foveal.see.draw.top_classes import KIND_NAMES, TopClasses
 
 GAP, LINE, FRAME = 14, 17, 4
@@ -72,7 +73,7 @@ def class_looks(
 ) -> Iterator[ClassRow]:
     """Prepare images one by one; arguments as in :func:`class_maps`."""
     _check(models, image, label)
-    for n in range(min(limit, len(image))):
+    for n in spread(range(len(image)), limit):
         true = _true(label, n)
         background = _dimmed(image[n])
         looks = {}
@@ -129,7 +130,7 @@ def class_maps(
         label: true class (N,), or 0 and 1 for every class (N, C); None if unknown.
         names: names of the classes.
         size: side of a tile in pixels.
-        limit: most images.
+        limit: most images; they are spread over all.
 
     Returns:
         An RGB picture on white. Beside each title stands what the maps are, and how much those of the true class and of

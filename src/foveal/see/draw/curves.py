@@ -1,4 +1,4 @@
-"""Curves of several models side by side: pixel precision and recall, accuracy by scale, training.
+"""Curves of several models side by side: pixel precision and recall, accuracy by scale, relation recall, training.
 
 Each function returns an HTML ``<figure>`` with inline SVG, or an empty string when there is nothing to draw. Models
 keep the order given and have a colour by their place in it, unless ``colours`` says otherwise.
@@ -86,6 +86,40 @@ def scale_accuracy(
         return ""
     x, y = Axis("scale of the target", edges[-1], start=edges[0], ticks=edges), Axis("accuracy, %", 1, percent=True)
     return chart("Accuracy by scale", lines, x, y, note="A flat line is robust to scale.")
+
+
+def relation_recall(
+    recall: Mapping[str, Mapping[int, float]],
+    published: Mapping[str, Mapping[int, float]] | None = None,
+    *,
+    colours: Mapping[str, int] | None = None,
+) -> str:
+    """Draw relation recall against the number of pairs that are looked at, and below it what a paper reports.
+
+    Args:
+        recall: title of each model to its recall by number of pairs.
+        published: the same of a paper; drawn paler, in the colours of the models.
+        colours: slot of each title, see :func:`foveal.see.draw.chart.slots`.
+
+    >>> relation_recall({"FAN": {1000: 0.2, 2000: 0.5}}, {"FAN": {1000: 0.3, 2000: 0.4}}).count("<title>FAN")
+    2
+    """
+    slot, papers = colours or slots(recall), published or {}
+    lines = [
+        Line(
+            title if values is recall else f"{title}, published", ks, [points[k] for k in ks], slot[title], True, faint
+        )
+        for values, faint in ((papers, True), (recall, False))
+        for title, points in values.items()
+        if (ks := sorted(k for k, value in points.items() if finite(value)))
+    ]
+    if not any(not line.faint for line in lines):
+        return ""
+    ticks = sorted({int(k) for line in lines for k in line.x})
+    x = Axis("pairs looked at, those ranked highest first", max(ticks), ticks=ticks)
+    y = Axis("relations found, %", 1, percent=True)
+    note = "Pale lines: what the paper reports." if any(line.faint for line in lines) else ""
+    return chart("Relation recall", lines, x, y, note=note)
 
 
 def training(

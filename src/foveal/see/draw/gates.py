@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foveal.see.draw._type import INK, MUTED, font, lines, shortened
 from foveal.see.draw.overlay import attended, heatmap, plain
-from foveal.see.draw.samples import Box, Samples, Verdict, shared_samples
+from foveal.see.draw.samples import Box, Samples, Verdict, shared_samples, spread
 
 GAP, LINE = 12, 18  # pixels between tiles, and of one line of text
 WRONG = "#c2331f"
@@ -96,11 +96,11 @@ def looks(models: Mapping[str, Samples], *, limit: int = 6, most_gates: int | No
 
     Args:
         models: title of each model and its samples; they are matched by image and query.
-        limit: most samples.
+        limit: most samples; they are spread over those recorded.
         most_gates: most maps per model, spread over its gates; None for all.
     """
     rows = []
-    for row in shared_samples(models)[:limit]:
+    for row in spread(shared_samples(models), limit):
         first, k = next(iter(row.items()))
         samples, truth = models[first], models[first].truth(k)
         rows.append(
@@ -163,7 +163,7 @@ def gates(models: Mapping[str, Samples], *, limit: int = 6, size: int = 120) -> 
 
     Args:
         models: title of each model and what it did; samples are matched by image and query.
-        limit: most rows.
+        limit: most rows; they are spread over the samples.
         size: side of a tile in pixels.
 
     Returns:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from foveal.errors import RunError, UserError
 
+T = TypeVar("T")
 Verdict = Literal["right", "partly", "wrong"]
 Box = tuple[float, float, float, float]
 OPTIONAL = ("query", "map", "label", "probability", "mask")
@@ -192,3 +193,12 @@ def _classes(row: Tensor) -> list[int]:
 
 def _name(names: tuple[str, ...], index: int) -> str:
     return names[index] if 0 <= index < len(names) else str(index)
+
+
+def spread(items: Sequence[T], limit: int) -> list[T]:
+    """At most ``limit`` of the items, spread over all: those of a folder of images are sorted by class.
+
+    >>> spread("aabbcc", 3)
+    ['a', 'b', 'c']
+    """
+    return [items[n * len(items) // limit] for n in range(limit)] if len(items) > limit else list(items)

@@ -6,6 +6,7 @@ from foveal.see.page.cards import (
     class_map_cards,
     document_cards,
     figure,
+    figure_cards,
     sample_cards,
     training_charts,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "document_cards",
     "documents_section",
     "figure",
+    "figure_cards",
     "metric_table",
     "paragraph",
     "parts_table",

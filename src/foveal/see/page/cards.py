@@ -14,7 +14,7 @@ from foveal.see.draw.curves import Epochs, training
 from foveal.see.draw.document import DocumentSamples, main_sentence, shared_documents
 from foveal.see.draw.gates import MARKS, GateMap, looks
 from foveal.see.draw.ring import ring_svg
-from foveal.see.draw.samples import Samples
+from foveal.see.draw.samples import Samples, spread
 from foveal.see.draw.top_classes import TopClasses
 from foveal.see.page.page import fill
 from foveal.see.page.picture import picture
@@ -45,7 +45,7 @@ def sample_cards(
 
     Args:
         models: title of each model and what it did; samples are matched by image and query.
-        limit: most samples.
+        limit: most samples; they are spread over those recorded.
         most_gates: most maps per model; where it has more gates, the card says so.
         colours: slot of each title, see :func:`foveal.see.draw.chart.slots`.
 
@@ -78,7 +78,7 @@ def document_cards(
     rows = [row for row in shared_documents(models) if all(models[title].texts[k] for title, k in row.items())]
     shared = _shared(models, colours)
     cards = []
-    for row in rows[:: max(1, len(rows) // limit)][:limit]:
+    for row in spread(rows, limit):
         first, k = next(iter(row.items()))
         main = main_sentence(models, row)
         rings = {
@@ -132,7 +132,21 @@ def cards(items: Iterable[tuple[str, Markup]]) -> Markup:
     >>> cards([("a < b", Markup("<p>text</p>"))]).count("a &lt; b")
     1
     """
-    return fill("cards.html.j2", items=list(items))
+    return fill("cards.html.j2", items=list(items), n=2)
+
+
+def figure_cards(items: Iterable[tuple[str, Sequence[Markup]]]) -> Markup:
+    """A card for each title, its figures beside each other where there is room; the more there are, the wider it is.
+
+    >>> figure_cards([("both", [figure(Markup("<br>"), "one"), figure(Markup("<br>"), "two")])]).count("<figure")
+    2
+    """
+    rows = [
+        (title, Markup('<div class="figures">{}</div>').format(Markup("").join(shown)), len(shown))
+        for title, shown in items
+    ]
+    most = max((count for *_, count in rows), default=1)
+    return fill("cards.html.j2", items=[row[:2] for row in rows], n=1.6 * most)
 
 
 def figure(content: Markup, caption: str) -> Markup:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from foveal.measure.relation_recall import K
 from foveal.recipe import MeasureOptions
+from foveal.recipe.choice import Options, number
 from foveal.supervise.relations import TargetKind
 
 
-@dataclass
-class DetectMeasure(MeasureOptions):
+@dataclass(kw_only=True)
+class DetectMeasure(MeasureOptions, Options):
     """What the test measures beyond average precision.
 
     Attributes:
@@ -18,8 +19,10 @@ class DetectMeasure(MeasureOptions):
             center-mass are about: ``category``, ``instance`` or ``annotated``.
         pairs: how many of the highest-ranked pairs the recall looks at.
         iou: overlap above which a region shows an object.
+        training_images: so many training images are looked at after the test, for their center-mass.
     """
 
     relations: TargetKind = "category"
-    pairs: tuple[int, ...] = K
-    iou: float = 0.5
+    pairs: tuple[int, ...] = number(K, least=1)
+    iou: float = number(0.5, least=0, below=1)
+    training_images: int = number(0, least=0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from foveal.attention import FocusedRegions, watch
+from foveal.attention import AttentionRecord, FocusedRegions, region_graphs, watch
+from foveal.attention.regions import Sizes
 from foveal.compat import raise_recompile_limit
 from foveal.data import Source
 from foveal.errors import UserError
@@ -16,12 +18,13 @@ from foveal.measure import BoxAP
 from foveal.measure.box_ap import AP50, AP75, SIZES
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
+from foveal.tasks import attended
 from foveal.tasks.base import SAMPLES, Task
 from foveal.tasks.detect.options import DetectMeasure
 from foveal.tasks.detect.samples import Sample, packed
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
-from foveal.tasks.relations import RelationMetrics
+from foveal.tasks.relations import RelationMetrics, counted
 from foveal.tasks.results import Results
 
 if TYPE_CHECKING:
@@ -67,8 +70,14 @@ class Detect(Task):
             try_detector(model, recipe.model["name"])
         super().__init__(recipe, source, model, BoxAP.info, lambda: BoxAP(classes))
         self.kept: list[Sample] = []
+        self.attended: list[attended.Attended] = []  # by regions of the kept images
         measure = recipe.measure
         focused = any(isinstance(module, FocusedRegions) for module in self.model.modules())
+        if focused and measure.relations == "annotated" and not getattr(source, "related", True):
+            raise UserError(
+                f"measure.relations=annotated: data.name={source.name} has no annotated relations; use category or "
+                "instance"
+            )
         self.relations = RelationMetrics(measure.relations, measure.pairs, measure.iou) if focused else None
 
     @classmethod
@@ -95,28 +104,52 @@ class Detect(Task):
 
     def on_test_start(self) -> None:
         """Keep samples anew."""
-        self.kept = []
+        self.kept, self.attended = [], []
         if self.relations is not None:
             self.relations.reset()
 
     def test_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         """Scores, and an image of each batch to look at, until there are some."""
-        detections = self._detect_and_relate(batch)
+        detections, record = self._detect_and_watch(batch)
         self.test_score.update(detections, batch["target"])
+        sizes = sizes_of(batch)
+        if record is not None and self.relations is not None:
+            self.relations.update(record, batch["target"], sizes)
         if len(self.kept) < SAMPLES:
             self.kept.append(Sample.of(batch["image"][0], detections[0], batch["target"][0]))
             self.samples = packed(self.kept)
+            if record is not None:
+                self.attended.append(self._attended(record, batch["target"][0], sizes))
+                self.samples |= attended.packed(self.attended)
 
-    def _detect_and_relate(self, batch: Mapping[str, Any]) -> list[dict[str, Tensor]]:
-        """Detections, and measures of the attention between regions where there is such."""
+    def on_test_epoch_end(self) -> None:
+        """Look at training images as well, if asked to."""
+        left = self.recipe.measure.training_images if self.relations is not None else 0
+        if left <= 0:
+            return
+        assert self.relations is not None
+        world, size = self.trainer.world_size, self.recipe.train.eval_batch
+        place: dict[str, Any] = {"rank": self.global_rank, "world": world, "device": self.device}
+        for batch in itertools.islice(self.source.loader("train", size, **place), -(-left // (size * world))):
+            batch = self.trainer.strategy.batch_to_device(batch)
+            _, record = self._detect_and_watch(batch)
+            if record is not None:
+                self.relations.update_training(record, batch["target"], sizes_of(batch))
+
+    def _detect_and_watch(self, batch: Mapping[str, Any]) -> tuple[list[dict[str, Tensor]], AttentionRecord | None]:
+        """Detections, and the attention between regions where there is such."""
         if self.relations is None:
-            return self.detect(batch)
+            return self.detect(batch), None
         with watch(self.model, "*box_head.attached.focused*") as seen:
             detections = self.detect(batch)
-        sizes = [(image.shape[-2], image.shape[-1]) for image in batch["image"]]
-        for record in seen.values():
-            self.relations.update(record, batch["target"], sizes)
-        return detections
+        return detections, next(iter(seen.values()), None)
+
+    def _attended(self, record: AttentionRecord, target: Mapping[str, Tensor], sizes: Sizes) -> attended.Attended:
+        """What a region of the first image attends to, in pixels of the kept image."""
+        assert self.relations is not None
+        graph, true = region_graphs(record, sizes)[0], counted(target)
+        seen = attended.of_object(graph, true, self.relations.relations(true), self.relations.iou)
+        return seen._replace(boxes=seen.boxes * self.kept[-1].image.shape[-1] / sizes[0][1])
 
     def results(self) -> Results:
         """AP with that of every class, at two overlaps, and by size; recall of relations where regions attend."""
@@ -175,15 +208,20 @@ class Detect(Task):
 
     @classmethod
     def report_sections(cls, groups: Sequence[Group], colours: Mapping[str, int]) -> list[Section]:
-        """Some test images with what each model finds."""
+        """Some test images with what each model finds, and what regions attend to."""
         from foveal.tasks.detect.report import report_sections
 
-        return report_sections(groups)
+        return report_sections(groups, colours)
 
 
 def inputs(batch: Mapping[str, Any]) -> list[Tensor]:
     """Images of bytes as the model takes them: float in [0, 1], (3, H, W) each."""
     return [image.float() / 255 for image in batch["image"]]
+
+
+def sizes_of(batch: Mapping[str, Any]) -> Sizes:
+    """Height and width of the images of a batch."""
+    return [(image.shape[-2], image.shape[-1]) for image in batch["image"]]
 
 
 def try_detector(model: nn.Module, name: str) -> None:

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from markupsafe import Markup
 from torch import Tensor, nn
 
-from foveal.attention import RegionGraph, region_graphs, relationship_proposals, watch
+from foveal.attention import RegionGraph, region_graphs, watch
 from foveal.data.images.augment import view
 from foveal.data.images.reading import read_image
 from foveal.models.scene import SceneNet
 from foveal.runs import Stored
 from foveal.see import relations
-from foveal.see.page import Section, cards, figure, picture
+from foveal.see.page import Section, figure, figure_cards, picture
 from foveal.tasks.answers import pixels
+from foveal.tasks.attended import packed, strongest, unpacked
 from foveal.tasks.classify.prediction import predict as predict_class
 from foveal.tasks.prediction import Prediction, Trained, titles
 
-KEPT = 60  # regions of a sample that are kept: those that the reference attends to most
-BOXES, WEIGHTS = "relation.boxes", "relation.weights"
 LIMIT, SIZE = 6, 300  # images of a report, and pixels of each
 
 
@@ -37,52 +35,32 @@ def scene_graphs(model: nn.Module, images: Sequence[Tensor]) -> list[RegionGraph
     return region_graphs(next(iter(seen.values())), sizes) if seen else []
 
 
-def strongest(graph: RegionGraph) -> tuple[Tensor, Tensor]:
-    """The region of the most probable relationship, and those that it attends to most.
-
-    Returns:
-        Boxes (KEPT, 4), the region itself first, and the weights (KEPT,) that it gives them; padded with zeros.
-    """
-    boxes, weights = torch.zeros(KEPT, 4), torch.zeros(KEPT)
-    first = relationship_proposals(*graph, k=1).pairs
-    if len(first):
-        reference = int(first[0, 0])
-        row = graph.logits[reference].softmax(0)
-        order = row.masked_fill(torch.arange(len(row), device=row.device) == reference, 2).argsort(descending=True)
-        order = order[:KEPT]
-        boxes[: len(order)], weights[: len(order)] = graph.boxes[order].cpu().float(), row[order].cpu().float()
-    return boxes, weights
-
-
 def sample_relations(model: nn.Module, images: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What samples keep of a model's relations: boxes (S, KEPT, 4) and weights (S, KEPT)."""
+    """What samples keep of a model's relations, see :class:`~foveal.tasks.attended.Attended`."""
     graphs = scene_graphs(model, images)
-    if not graphs:
-        return {}
-    boxes, weights = zip(*map(strongest, graphs), strict=True)
-    return {BOXES: torch.stack(boxes), WEIGHTS: torch.stack(weights)}
+    return packed([strongest(graph) for graph in graphs]) if graphs else {}
 
 
 def relations_section(samples: Mapping[str, Stored]) -> list[Section]:
     """A gallery of the strongest relations, the models beside each other; nothing if no model has any."""
-    have = {name: stored.tensors for name, stored in samples.items() if BOXES in stored.tensors}
+    have = {name: seen for name, stored in samples.items() if (seen := unpacked(stored.tensors))}
     if not have:
         return []
-    first = next(stored for name, stored in samples.items() if name in have)
+    first = samples[next(iter(have))]
     names = first.about.get("answers", [])
     items = []
     for n, label in enumerate(first.tensors["label"][:LIMIT].tolist()):
         shown = []
-        for name, tensors in have.items():
-            drawn = relations(tensors["image"][n], tensors[BOXES][n], tensors[WEIGHTS][n], reference=0, size=SIZE)
+        for name, seen in have.items():
+            drawn = relations(samples[name].tensors["image"][n], *seen[n][:2], reference=0, size=SIZE)
             shown.append(figure(picture(drawn, f"what a region attends to in {name}", SIZE), name))
         title = names[label] if isinstance(label, int) else f"test image {n + 1}"
-        items.append((title, Markup("").join(shown)))
+        items.append((title, shown))
     intro = (
         "For each model, the region with the strongest relationship (blue) and the regions that it attends to most "
         "(orange), with their weights."
     )
-    return [Section("What regions attend to", cards(items), intro=intro)]
+    return [Section("What regions attend to", figure_cards(items), intro=intro)]
 
 
 def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str] = ()) -> Prediction:
@@ -95,7 +73,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str]
         seen_as = run.about["view"]
         image = pixels(view(seen_as["size"], seen_as["augment"], False, False)(read_image(Path(inputs[0])))[None])[0]
         for graph in scene_graphs(run.model, [image]):
-            boxes[title], weights[title] = strongest(graph)
+            boxes[title], weights[title] = strongest(graph)[:2]
     if not boxes:
         return replace(prediction, remark="No picture: this model uses no attention between regions.")
     return replace(prediction, picture=relations(image, boxes, weights, reference=0), remark="")
