@@ -1,24 +1,33 @@
 """How long commands take to start, beside the import of PyTorch and timm.
 
-Each line is the median over fresh processes::
+Each line is the median over fresh processes: seconds by the clock, and seconds that a processor worked, which other
+work on the machine changes little. ``more`` is the latter beside ``import torch, timm``::
 
     foveal bench startup
+    foveal bench startup --csv results/bench-startup.csv
     foveal bench startup --repeats 5 --imports "foveal list mechanisms"    # which packages the time goes to
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import re
+import resource
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
 
+PLAIN = "import torch, timm"
 COMMANDS = {
-    "import torch, timm": ["-c", "import torch, timm"],
+    PLAIN: ["-c", PLAIN],
     "import torch, timm, lightning": ["-c", "import torch, timm, lightning"],
     "import foveal": ["-c", "import foveal"],
     "import foveal.attention": ["-c", "import foveal.attention"],
@@ -27,18 +36,45 @@ COMMANDS = {
     "foveal list mechanisms": ["-m", "foveal", "list", "mechanisms"],
     "foveal list": ["-m", "foveal", "list"],
     "foveal data": ["-m", "foveal", "data"],
+    "foveal compare results/fan-documents.csv fan/table6/hatt fan/table6/fan-unsup": [
+        *("-m", "foveal", "compare", str(Path(__file__).parents[1] / "results" / "fan-documents.csv")),
+        *("fan/table6/hatt", "fan/table6/fan-unsup"),
+    ],
     "foveal sites resnet18": ["-m", "foveal", "sites", "resnet18"],
 }
 
 
-def seconds(arguments: list[str], repeats: int) -> float:
-    def once() -> float:
-        begin = time.perf_counter()
-        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
-        return time.perf_counter() - begin
+def once(arguments: list[str]) -> tuple[float, float]:
+    """Seconds of a command by the clock, and of the processor, with one thread."""
+    begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    one = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *arguments], capture_output=True, check=True, env=one)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    worked = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.perf_counter() - begin, worked
 
-    once()  # files are in the cache afterwards
-    return statistics.median(once() for _ in range(repeats))
+
+def rows(repeats: int) -> Iterator[dict[str, object]]:
+    """A row for each command; they take turns, so that whatever else the machine does slows all of them."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in COMMANDS}
+    for turn in range(repeats + 1):
+        for name, arguments in COMMANDS.items():
+            measured = once(arguments)
+            if turn:  # in the first one, files come into the cache
+                times[name].append(measured)
+    plain = statistics.median(worked for _, worked in times[PLAIN])
+    for name, measured in times.items():
+        elapsed, worked = (statistics.median(values) for values in zip(*measured, strict=True))
+        yield {
+            "command": name,
+            "seconds": f"{elapsed:.2f}",
+            "cpu seconds": f"{worked:.2f}",
+            "more": f"{worked - plain:+.2f}",
+            "repeats": repeats,
+            "hardware": f"{platform.machine()} CPU, {os.cpu_count()} cores",
+            "load": f"{os.getloadavg()[1]:.1f}",
+            "torch": metadata.version("torch"),
+        }
 
 
 def imports(command: str) -> Counter[str]:
@@ -55,13 +91,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--imports", metavar="COMMAND", help="packages that a command imports, the slowest first")
+    parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     if options.imports:
         for package, spent in imports(options.imports).most_common(15):
             print(f"{package:30} {spent / 1e6:7.2f} s")
         return
-    for name, arguments in COMMANDS.items():
-        print(f"{name:32} {seconds(arguments, options.repeats):7.2f} s", flush=True)
+    measured = list(rows(options.repeats))
+    for row in measured:
+        print(f"{row['command']:32.32} {row['seconds']:>7} s {row['cpu seconds']:>7} s of CPU, {row['more']:>6}")
+    if options.csv is not None:
+        from foveal.bench import write_rows  # imports PyTorch
+
+        write_rows(options.csv, measured)
 
 
 if __name__ == "__main__":

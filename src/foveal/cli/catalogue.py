@@ -21,6 +21,7 @@ from foveal.files import write_text
 from foveal.plugins import GROUP, plugin_names
 
 FILE = Path(__file__).with_name("catalogue.json")
+QUICK = ("recipes", "tables", "zoo")  # listed without PyTorch, and so not stored
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Dataset:
 
 def listed(kind: str) -> dict[str, str]:
     """Names of a kind of ``LISTS``, with a line on each."""
-    if kind in ("recipes", "tables") or _extended():
+    if kind in QUICK or _extended():
         return LISTS[kind]()
     return _stored()[kind]
 
@@ -66,7 +67,7 @@ def current() -> dict[str, dict[str, Any]]:
     """What ``catalogue.json`` holds, from the registries."""
     from foveal.data import datasets
 
-    lists = {kind: make() for kind, make in LISTS.items() if kind not in ("recipes", "tables")}
+    lists = {kind: make() for kind, make in LISTS.items() if kind not in QUICK}
     places = {name: None if entry.place is None else asdict(entry.place) for name, entry in datasets().items()}
     return json.loads(json.dumps({**lists, "places": places}))
 
@@ -102,6 +103,12 @@ def _tables() -> dict[str, str]:
     from foveal.recipe.grids import grids
 
     return {name: f"{len(grid.cells()):3} cells  {grid.about}".rstrip() for name, grid in grids().items()}
+
+
+def _zoo() -> dict[str, str]:
+    from foveal.runs.zoo import cards
+
+    return {name: card.line() for name, card in cards().items()}
 
 
 def _tasks() -> dict[str, str]:
@@ -147,6 +154,7 @@ LISTS: dict[str, Callable[[], dict[str, str]]] = {
     "tables": _tables,
     "tasks": _tasks,
     "models": _models,
+    "zoo": _zoo,
     "data": _data,
     "mechanisms": _mechanisms,
     "losses": _losses,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,11 +41,12 @@ def train(
         folder = RunFolder(out or run_path(plan))
     finished = folder.finished
     from foveal.tasks import fit
+    from foveal.tasks.train import is_follower
 
     result = fit(plan, folder.path, data=data)
     if finished:
         say(f"{folder} is finished already; its result:")
-    if _leader():
+    if not is_follower():
         _show_result(result)
         _show_place(folder.path)
 
@@ -54,17 +54,19 @@ def train(
 def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")], data: Data = None) -> None:
     """Test a finished run again."""
     from foveal.runs import find_run
+    from foveal.runs.zoo import in_zoo
 
-    find_run(run)  # before the slow imports: a wrong folder is reported at once
-    from foveal import tasks
+    folder = find_run(run)  # before the slow imports: a wrong folder is reported at once
+    from foveal.tasks import evaluate as test_again
+    from foveal.tasks.train import is_follower
 
-    tasks.evaluate(run, data=data, tell=_show_result if _leader() else None)
-    if _leader():
+    test_again(run, data=data, tell=lambda result: None if is_follower() else _show_result(result))
+    if not is_follower() and not in_zoo(folder.path):
         _show_place(run)
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    run: Annotated[Path, typer.Argument(help="A finished run folder, or a model of foveal list zoo.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
@@ -73,7 +75,7 @@ def predict(
         ),
     ],
     beside: Annotated[
-        Path | None, typer.Option(help="Another run of the same task, asked the same and drawn beside.")
+        Path | None, typer.Option(help="Another run or model of the same task, asked the same and drawn beside.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the picture goes; a new file named after the input if left out.")
@@ -151,11 +153,6 @@ def _task_options(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
             value = following
         options.setdefault(name.replace("-", "_"), []).append(value)
     return positional, {name: values[0] if len(values) == 1 else values for name, values in options.items()}
-
-
-def _leader() -> bool:
-    """Whether this process speaks for all that train together."""
-    return int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def _show_result(result: dict[str, Any]) -> None:

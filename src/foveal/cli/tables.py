@@ -77,7 +77,7 @@ def reproduce(
 ) -> None:
     """Run every cell of a paper's table and put ours beside the published number."""
     from foveal.metric_info import MetricInfo
-    from foveal.reproduce import cells, run_all, spread, summarise, write_csv
+    from foveal.reproduce import against_first, cells, run_all, spread, summarise, write_csv
 
     todo = cells(table, seeds, out, overrides or [], first_seed)
     from foveal.see import report
@@ -100,6 +100,7 @@ def reproduce(
         shown.add_row(row["dataset"], row["model"], info.heading, published, spread(row), str(row["seeds"]))
     if rows:
         console.print(shown)
+        _show_comparisons(against_first(rows))
     if csv is not None and rows:
         write_csv(csv, rows)
         say_written("Rows", csv)
@@ -117,20 +118,24 @@ def compare(
 ) -> None:
     """Which recipe is better? Runs of the same seed in pairs."""
     from foveal.reproduce import compare as compared
-    from foveal.reproduce import compare_runs
+    from foveal.reproduce import compare_runs, together
 
     if not Path(what[0]).is_dir() and (Path(what[0]).is_file() or what[0].endswith(".csv")):
-        if len(what) != 3:
-            raise UserError(f"after {what[0]} give two recipes in it: foveal compare {what[0]} FIRST SECOND")
-        first, second = what[1:]
-        _show_comparison(first, second, compared(Path(what[0]), first, second, metric))
+        if len(what) < 3:
+            raise UserError(f"after {what[0]} give two recipes in it or more: foveal compare {what[0]} FIRST SECOND")
+        file, first, *others = what
+        tests = together([compared(Path(file), first, other, metric) for other in others])
+        _show_comparisons([(first, other, test) for other, test in zip(others, tests, strict=True)])
         return
+    pairs = []
     for dataset, groups in compare_runs([Path(folder) for folder in what]).items():
-        _show_groups(dataset, groups, metric)
+        pairs += _show_groups(dataset, groups, metric)
+    tests = together([test for *_, test in pairs])
+    _show_comparisons([(first, other, test) for (first, other, _), test in zip(pairs, tests, strict=True)])
 
 
-def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> None:
-    """A row a recipe, and how each differs from the first."""
+def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> list[tuple[str, str, Comparison]]:
+    """A row a recipe; returns how each differs from the first."""
     from foveal.reproduce import paired_groups
     from foveal.runs.groups import spread_over_seeds
 
@@ -143,20 +148,21 @@ def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> N
     rows += [(group.name, *(spread_over_seeds(group, i) for i in shown), str(len(group.finished))) for group in groups]
     say(dataset)
     columns(rows, numbers=len(shown) + 1)
-    for other in groups[1:]:
-        comparison = paired_groups(groups[0], other, shown[0].key) if shown else None
-        if comparison is not None:
-            _show_comparison(groups[0].name, other.name, comparison)
+    first, *others = groups
+    tests = [(other, paired_groups(first, other, shown[0].key)) for other in others] if shown else []
+    return [(first.name, other.name, test) for other, test in tests if test is not None]
 
 
-def _show_comparison(first: str, second: str, comparison: Comparison) -> None:
-    info = comparison.info
-    difference, low, high = (f"{info.scaled(x):+.2f}" for x in (comparison.difference, comparison.low, comparison.high))
-    unit = "points" if info.unit == "%" else info.unit
-    say(
-        f"{second} − {first}: {info.key} {difference} {unit}, 95% interval {low} to {high}, p = {comparison.p:.2g} "
-        f"(paired t-test, {comparison.seeds} seeds)"
-    )
+def _show_comparisons(comparisons: Sequence[tuple[str, str, Comparison]]) -> None:
+    for first, second, test in comparisons:
+        info = test.info
+        difference, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
+        unit = "points" if info.unit == "%" else info.unit
+        many = "" if test.holm is None else f", {test.holm:.2g} by Holm for all {len(comparisons)} tests"
+        say(
+            f"{second} − {first}: {info.key} {difference} {unit}, 95% interval {low} to {high}, p = {test.p:.2g}{many} "
+            f"(paired t-test, {test.seeds} seeds)"
+        )
 
 
 def _fail(failures: Sequence[Failure]) -> None:

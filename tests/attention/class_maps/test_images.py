@@ -71,3 +71,35 @@ def test_a_model_that_states_nothing_gets_no_bytes(x):
     plain = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(UserError, match="does not state how they are normalised"):
         foveal.cam(plain, x, 0, at="0")
+
+
+@pytest.mark.parametrize(
+    ("x", "advice"),
+    [
+        ("photo.png", "open the image first"),
+        (torch.rand(3, 64, 64), r"one image is x\[None\]"),
+        (torch.rand(2, 1, 64, 64), "takes images of 3 channels, x has 1"),
+        (torch.rand(2, 3, 64, 64).double(), "x is torch.float64, the model torch.float32"),
+        (torch.randint(0, 256, (2, 3, 64, 64)), r"x is torch.int64.*bytes \(uint8\)"),
+        ([[1.0, 2.0]], r"as a tensor \(N, 3, H, W\), got list"),
+        ([RGB[0], RGB[1, :30]], r"different shapes \(\(30, 48, 3\), \(40, 48, 3\)\)"),
+    ],
+    ids=["path", "one image", "channels", "float64", "int64", "list", "shapes"],
+)
+@pytest.mark.parametrize("at", [None, "layer4"])
+def test_what_does_not_fit_the_model_is_explained(x, advice, at, model):
+    with pytest.raises(UserError, match=advice):
+        foveal.cam(model, x, 1, at)
+
+
+def test_a_list_of_arrays(model, prepared):
+    torch.testing.assert_close(foveal.cam(model, list(RGB), 1), foveal.cam(model, prepared, 1))
+
+
+def test_an_error_of_the_models_own_stays():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("my own")
+
+    with pytest.raises(RuntimeError, match="my own"):
+        foveal.cam(nn.Sequential(nn.Conv2d(3, 2, 3), Fails()), torch.rand(1, 3, 8, 8), 0, "0")

@@ -47,3 +47,23 @@ def test_several_classes_and_gradients(kind):
 def test_an_unknown_kind():
     with pytest.raises(UserError, match=r"did you mean 'layercam'"):
         foveal.cam(timm.create_model("resnet10t"), images(1, (64, 64)), 0, kind="layrcam")
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"at": 4}, "such as at='layer4'; got 4"),
+        ({"at": [4]}, "such as at='layer4'; got"),
+        ({"score": "logits"}, "score must be a function"),
+        ({"target": True}, r"such as torch\.tensor\(\[3, 7\]\)"),
+    ],
+)
+def test_wrong_arguments(options, advice):
+    with pytest.raises(UserError, match=advice):
+        foveal.cam(timm.create_model("resnet10t"), images(1, (64, 64)), **{"target": 0, **options})
+
+
+def test_a_module_is_told_its_name():
+    model = timm.create_model("resnet10t")
+    with pytest.raises(UserError, match=r"at='layer3'; got the module Sequential$"):
+        foveal.cam(model, images(1, (64, 64)), 0, at=model.layer3)

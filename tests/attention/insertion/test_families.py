@@ -69,7 +69,7 @@ def test_every_family_of_timm():
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_s3_tiny_224", "gmixer_12_224", "vit_b_16"])
 @pytest.mark.parametrize("mechanism", ["se", "aw"])
 def test_networks_of_tokens_are_refused(name, mechanism):
-    with pytest.raises(UserError, match=r"works on tokens.*2-D feature maps.*foveal\.watch shows its own attention"):
+    with pytest.raises(UserError, match=r"works on tokens.*2-D feature maps.*foveal\.cam shows where it looks"):
         find(built(name), mechanism)
 
 
@@ -87,6 +87,15 @@ def test_networks_of_tokens_are_refused(name, mechanism):
         ("mobilenetv4_conv_small", 12, "blocks.2.0.pw_proj.bn", "blocks.3.5.pw_proj.bn"),
         ("xception", 12, "block1.rep.4", "block12.rep.5"),
         ("xception41p", 13, "blocks.0.stack.conv3.conv_pw", "blocks.12.stack.conv3.conv_pw"),
+        (
+            "rdnet_tiny",
+            21,
+            "dense_stages.0.0.dense_block0.layers.layers.4",
+            "dense_stages.6.2.dense_block2.layers.layers.4",
+        ),
+        ("repghostnet_050", 16, "blocks.0.0.ghost2.cheap_operation.1", "blocks.8.3.ghost2.cheap_operation.1"),
+        ("efficientvit_m0", 6, "stages.0.blocks.0.ffn1.m.pw2.bn", "stages.2.blocks.2.ffn1.m.pw2.bn"),
+        ("csatv2", 14, "stages.0.0.dwconv", "stages.3.4.dwconv"),
         ("hgnetv2_b0", 5, "stages.0.blocks.0.aggregation.1.bn", "stages.3.blocks.0.aggregation.1.bn"),
     ],
 )
@@ -95,7 +104,7 @@ def test_one_gate_a_block(name, count, first, last):
     assert (len(names), names[0], names[-1]) == (count, first, last)
 
 
-@pytest.mark.parametrize("name", ["nasnetalarge", "pnasnet5large"])
+@pytest.mark.parametrize("name", ["nasnetalarge", "pnasnet5large", "ghostnetv3_100"])
 def test_cells_without_an_end(name):
     with pytest.raises(UserError, match=r"no layer is the end of a cell; choose layers with at="):
         find(built(name), "se")
@@ -128,6 +137,29 @@ def test_stems_and_downsampling_are_no_usual_places():
             find(built(name), "aw")
 
 
+def test_both_halves_of_a_ghost_module():
+    """GhostNet joins a convolution and what is made of it: a gate on one of them would see half of the channels."""
+    names = list(find(built("ghostnet_050"), "se"))
+    assert names[:2] == ["blocks.0.0.ghost2.primary_conv.1", "blocks.0.0.ghost2.cheap_operation.1"]
+    assert len(names) == 2 * 16
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "never"),
+    [
+        ("legacy_seresnet18", 16, "se_module"),  # a block called SEResNetBlock is not squeeze and excitation
+        ("starnet_s1", 15, "stages.0.0."),
+        ("efficientformerv2_s0", 14, "token_mixer"),
+        ("ghostnetv2_100", 27, "short_conv"),
+        ("vitamin_small_224", 6, "pool.proj"),
+    ],
+)
+def test_kernels_are_those_of_blocks(name, count, never):
+    names = list(find(built(name), "aw"))
+    assert len(names) == count
+    assert not any(never in site for site in names)
+
+
 def test_of_a_detector_only_the_backbone():
     names = list(find(built("fasterrcnn_resnet50_fpn"), "aw"))
     assert len(names) == 16
@@ -152,6 +184,6 @@ def test_layers_without_maps(layer):
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(3, 8, 3), nn.Conv3d(3, 8, 3), nn.TransformerEncoderLayer(8, 2)])
 def test_a_network_without_maps_is_not_told_to_choose_a_layer(layer):
-    with pytest.raises(UserError, match=r"no layer with 2-D feature maps.*foveal\.watch") as caught:
+    with pytest.raises(UserError, match=r"no layer with 2-D feature maps.*foveal\.attention") as caught:
         foveal.sites(nn.Sequential(layer), "se")
     assert "at=" not in str(caught.value)

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from foveal.attention.class_maps.choose import last_map
 from foveal.attention.class_maps.gradients import BatchNorm, class_gradients
-from foveal.attention.class_maps.images import model_input
+from foveal.attention.class_maps.images import explained, model_input
 from foveal.attention.class_maps.kinds import MORE
 from foveal.attention.class_maps.layout import Reshape
 from foveal.attention.class_maps.taps import Taps, unwrapped
@@ -139,16 +139,21 @@ def cam(
     """
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UserError(f"cam needs a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
+    if score is not None and not callable(score):
+        raise UserError(f"score must be a function of what the model returns, got {score!r}")
     inputs = x if isinstance(x, tuple) else (x,)
     if inputs and not torch.compiler.is_compiling():
         inputs = (model_input(inputs[0], unwrapped(model)), *inputs[1:])
         _check_image(inputs[0])
-    at = last_map(unwrapped(model), inputs) if at is None else at
+    first = inputs[0] if inputs else None
+    if at is None:
+        with explained(first, unwrapped(model)):
+            at = last_map(unwrapped(model), inputs)
     taps = Taps(model, at, reshape, score)
     keep_graph = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.enable_grad():
         inputs = tuple(a.clone() if isinstance(a, Tensor) and a.is_inference() else a for a in inputs)
-        with taps, twice_differentiable(order, taps):
+        with taps, twice_differentiable(order, taps), explained(first, unwrapped(model)):
             model(*inputs)
         classes = _classes(target, taps.logits)
         columns = classes if classes.ndim == 2 else classes[:, None]
@@ -248,11 +253,11 @@ def _check_tokens(name: str, patches: Sequence[Tensor], gradients: Sequence[Tens
 
 def _classes(target: Tensor | int, logits: Tensor) -> Tensor:
     samples, count = logits.shape
-    if isinstance(target, numbers.Integral):
+    if isinstance(target, numbers.Integral) and not isinstance(target, bool):
         target = torch.full((samples,), int(target))
     if not isinstance(target, Tensor) or target.dtype.is_floating_point or target.dtype == torch.bool:
         got = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise UserError(f"target must hold class numbers (integers), got {got}")
+        raise UserError(f"target must hold class numbers (integers), such as torch.tensor([3, 7]), got {got}")
     if target.is_inference():
         target = target.clone()
     if target.ndim not in (1, 2) or len(target) != samples or 0 in target.shape[1:]:

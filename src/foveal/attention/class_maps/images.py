@@ -6,6 +6,9 @@ of timm do. A model that states none gets no bytes: nobody can know what it was 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -21,22 +24,64 @@ def model_input(x: Any, model: nn.Module) -> Any:
 
     Args:
         x: a tensor or an array (N, C, H, W), floating point as the model takes it or bytes; bytes also as an array
-            (N, H, W, C) or (H, W, C), a PIL image, or a list of PIL images of one size.
+            (N, H, W, C) or (H, W, C), a PIL image, or a list of PIL images or arrays of one size.
         model: not wrapped.
 
     Raises:
         UserError: the images are bytes and the model does not state how they are normalised, or it is not clear which
             axis holds the channels.
     """
+    if isinstance(x, str | os.PathLike):
+        raise UserError(f"x is the path {os.fspath(x)!r}; open the image first, such as PIL.Image.open(path)")
     if isinstance(x, Image.Image):
         x = [x]
     if isinstance(x, list) and x and all(isinstance(image, Image.Image) for image in x):
         x = _stacked(x)
+    if isinstance(x, list) and x and all(isinstance(image, np.ndarray) for image in x):
+        x = _joined(x)
     if isinstance(x, np.ndarray):
         x = _on_the_device(torch.from_numpy(np.ascontiguousarray(_channels_first(x))), model)
     if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 4:
         return _normalised(x, model)
     return x
+
+
+@contextmanager
+def explained(x: Any, model: nn.Module) -> Iterator[None]:
+    """Say what is wrong with the images ``x`` if ``model`` fails on them and they do not fit its first convolution."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = None if isinstance(error, UserError) else _misfit(x, model)
+        if reason is None:
+            raise
+        raise UserError(reason) from error
+
+
+def _misfit(x: Any, model: nn.Module) -> str | None:
+    """Why the first convolution cannot take ``x``; None if it could, or if the model starts with something else."""
+    first = next(
+        (module for module in model.modules() if next(module.parameters(recurse=False), None) is not None), None
+    )
+    if not isinstance(first, nn.Conv2d):
+        return None
+    if not isinstance(x, Tensor):
+        return f"x must be images as a tensor (N, {first.in_channels}, H, W), got {type(x).__name__}"
+    if x.ndim != 4:
+        return f"x must be a batch of images (N, {first.in_channels}, H, W), got {tuple(x.shape)}; one image is x[None]"
+    if x.shape[1] != first.in_channels:
+        return f"the model takes images of {first.in_channels} channels, x has {x.shape[1]}: {tuple(x.shape)}"
+    if x.dtype != first.weight.dtype:
+        return f"x is {x.dtype}, the model {first.weight.dtype}; convert x as the model takes it, or give bytes (uint8)"
+    return None
+
+
+def _joined(images: list[np.ndarray]) -> np.ndarray:
+    """A batch of single images."""
+    if len({image.shape for image in images}) > 1:
+        shapes = ", ".join(sorted({str(image.shape) for image in images}))
+        raise UserError(f"the images have different shapes ({shapes}); resize them to one")
+    return np.stack(images)
 
 
 def _stacked(images: list[Image.Image]) -> np.ndarray:

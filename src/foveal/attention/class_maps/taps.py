@@ -46,7 +46,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Module]:
     """The layers called ``at``, by name; names as in the plain model, even if it or parts of it are wrapped."""
-    names = [at] if isinstance(at, str) else list(at)
+    names = [at] if isinstance(at, str) else list(at) if isinstance(at, Sequence) else []
+    if isinstance(at, nn.Module) or not isinstance(at, Sequence) or not all(isinstance(name, str) for name in names):
+        given = next((name for name, module in model.named_modules() if module is at), "layer4")
+        raise UserError(f"at must be the name of a layer or a list of names, such as at={given!r}; got {_kind(at)}")
     if not names:
         raise UserError("at: the list is empty; name at least one layer")
     # A compiled layer and its wrapper get the same name; the layer itself comes later and stays.
@@ -55,6 +58,10 @@ def find_layers(model: nn.Module, at: str | Sequence[str]) -> dict[str, nn.Modul
         if name not in layers:
             raise _unknown_layer(name, layers)
     return {name: layers[name] for name in names}
+
+
+def _kind(at: object) -> str:
+    return f"the module {type(at).__name__}" if isinstance(at, nn.Module) else repr(at)
 
 
 def _unknown_layer(name: str, layers: dict[str, nn.Module]) -> UserError:

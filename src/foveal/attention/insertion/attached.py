@@ -19,12 +19,16 @@ class Attended:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The gates of the input; the layer's own forward, or that of a kernel mechanism; the gates of the output."""
-        # PyTorch 2.8 compiles neither next() with a default nor isinstance() of a union.
-        kernels = [module for module in self.attached.values() if isinstance(module, Kernel)]
-        gates = [module for module in self.attached.values() if isinstance(module, Gate)]
-        before = [gate for gate in gates if gate.before]
-        for tap in [module for module in self.attached.values() if isinstance(module, Tap)]:
-            tap.take(*args, **kwargs)
+        kernels: list[Kernel] = []
+        before: list[Gate] = []
+        after: list[Gate] = []
+        for module in self.attached.values():
+            if isinstance(module, Gate):
+                (before if module.before else after).append(module)
+            elif isinstance(module, Kernel):
+                kernels.append(module)
+            elif isinstance(module, Tap):
+                module.take(*args, **kwargs)
         try:
             if kernels or before:
                 (maps,) = [_check_batch(self, x) for x in (*args, *kwargs.values())]
@@ -33,8 +37,8 @@ class Attended:
                 output = kernels[0].convolve(self, maps) if kernels else super().forward(maps)  # type: ignore
             else:
                 output = _check_batch(self, super().forward(*args, **kwargs))  # type: ignore
-            for gate in gates:
-                output = output if gate.before else gate(output)
+            for gate in after:
+                output = gate(output)
         except UserError as error:
             site = next((module.site for module in self.attached.values()), "")
             raise UserError(f"{site}: {error}") from error

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from foveal.attention.insertion.layers import channels_of, own_modules
+from foveal.attention.insertion.layers import channels_of, excites, own_modules
 from foveal.attention.insertion.registry import Gate, Mechanism
 from foveal.errors import UserError
 
@@ -32,16 +32,20 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "byobnet": ("stages.*.*", ("conv3_1x1.bn", "conv2_kxk.bn")),
     "convmixer": ("blocks.*", ("3",)),
     "convnext": ("stages.*.blocks.*", ("mlp.fc2", "conv_dw")),  # the former is a convolution in some only
+    "cpubone": ("stages.*.* stages.*.*.total.1 stages.*.*.total.0.1", ("main.point_conv.norm", "main.3")),
+    "csatv2": ("stages.*.*", ("dwconv",)),
     "edgenext": ("stages.*.blocks.*", ("conv_dw",)),
     "efficientnet": INVERTED,
     "efficientvit_mit": (
         "stages.*.blocks.*",
         ("main.point_conv.norm", "main.conv2.norm", "local_module.main.point_conv.norm"),
     ),
+    "efficientvit_msra": ("stages.*.blocks.*", ("ffn1.m.pw2.bn",)),
     "efficientformer": ("stages.*.blocks.*", ("mlp.norm2",)),
     "fasternet": ("stages.*.blocks.*", ("mlp.3",)),
     "fastvit": ("stages.*.blocks.*", ("mlp.fc2",)),
     "focalnet": ("layers.*.blocks.*", ("mlp.fc2",)),
+    "ghostnet": ("blocks.*.*.ghost2.primary_conv blocks.*.*.ghost2.cheap_operation", (LAST,)),
     "hardcorenas": INVERTED,
     "hgnet": ("stages.*.blocks.*", ("aggregation.1.bn", "aggregation.0.bn")),
     "inception_resnet_v2": ("repeat*.* block8", ("conv2d",)),
@@ -58,6 +62,8 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "mobilenetv5": INVERTED,
     "nfnet": ("stages.*.*", ("conv3",)),
     "pvt_v2": ("stages.*.blocks.*", ("mlp.dwconv",)),
+    "rdnet": ("dense_stages.*.*.dense_block*", ("layers.layers.4",)),
+    "repghost": ("blocks.*.*", ("ghost2.cheap_operation.1",)),
     "repvit": ("stages.*.blocks.*", ("channel_mixer.conv2.bn",)),
     "resnet": ("layer[1-4].*", ("bn3", "conv3.bn", "bn2", "conv2.bn")),
     "rexnet": ("features.*", ("conv_pwl.bn",)),
@@ -65,6 +71,7 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "senet": ("layer[1-4].*", ("bn3", "bn2")),
     "shvit": ("stages.*.blocks.*", ("ffn.m.pw2.bn",)),
     "visformer": ("stage[1-3].*", ("mlp.conv3",)),
+    "vitamin": ("patch_embed.backbone.stages.*.*", ("conv3_1x1",)),
     "vovnet": ("stages.*.blocks.*", ("conv_concat.bn",)),
     "xception": ("block*.rep", (LAST,)),
     "xception_aligned": ("blocks.*.stack", (LAST,)),
@@ -72,7 +79,7 @@ ENDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "torchvision.googlenet": ("inception??.branch?", ("1.bn", "bn")),
     "torchvision.inception": INCEPTION,
 }
-CELLS = ("nasnet", "pnasnet")  # a cell joins sums of pairs of layers: no layer is its end
+CELLS = ("nasnet", "pnasnet", "ghostnet")  # a cell joins sums of layers (in GhostNet, of v3): no layer is its end
 TOKENS = re.compile(
     "beit|cait|coat|convit|crossvit|davit|deepseek_vit|deit|eva|gcvit|gemma4_vit|hiera|hieradet_sam2|levit|mlp_mixer|"
     "mvitv2|naflexvit|nest|pit|qwen3_vit|sequencer|(torchvision.)?swin_transformer(_v2|_v2_cr)?|tiny_vit|tnt|"
@@ -80,11 +87,17 @@ TOKENS = re.compile(
 )
 BETWEEN = re.compile(  # what is no part of a block
     r"(^|\.)(stem\w*|downsample|patch_embed\w*|pos_embe?d|pre_logits|conv_head|[Cc]onv2d_\d\w*|"
-    r"transition\d|fuse_layers|downsamp_modules|final_layer)(\.|$)"
+    r"transition\d|fuse_layers|downsamp_modules|final_layer|shortcut|"
+    r"q|k|v|key|query|value|sr|short_conv|talking_head\d)(\.|$)"  # in attention of the network's own
 )
+DOWN = {  # what reduces the resolution, where its name does not tell
+    "csatv2": "stages.?.0 *.attn.conv",  # and the map of its own spatial attention
+    "rdnet": "dense_stages.?.1",
+    "starnet": "stages.?.0.conv",
+    "vitamin": "patch_embed.backbone.pool.proj",
+}
 COMPOSED = ("torchvision.detection", "torchvision.segmentation")  # networks with a backbone and heads
 BACKBONES = ("backbone.body", "backbone")  # of these: the rest is not what was pretrained
-INSIDE = re.compile("Squeeze|Excit|SE(?![a-z])")  # modules that are squeeze and excitation already
 
 
 def family_of(model: nn.Module) -> str:
@@ -129,28 +142,37 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
     part, prefix = pretrained_part(model)
     if prefix:
         return [prefix + site for site in usual_sites(part, name, mechanism)]
-    family = family_of(model)
-    if TOKENS.fullmatch(family) and not hasattr(getattr(model, "patch_embed", None), "backbone"):
+    family = family_of(
+        getattr(getattr(model, "patch_embed", None), "backbone", model)
+    )  # hybrids: of their convolutions
+    if TOKENS.fullmatch(family):
         raise UserError(
             f"{type(model).__name__} works on tokens, and {name!r} serves 2-D feature maps (N, C, H, W), which it does "
-            "not have between its blocks; foveal.watch shows its own attention, at= chooses layers all the same"
+            "not have between its blocks; foveal.cam shows where it looks, at= chooses layers all the same"
         )
     at_ends = issubclass(mechanism, Gate) and mechanism.usual.__func__ is Gate.usual.__func__  # type: ignore[attr-defined]
-    if family in CELLS and at_ends:
-        raise UserError(
-            f"{type(model).__name__} has no usual place for {name!r}: its cells join sums of pairs of layers, so that "
-            "no layer is the end of a cell; choose layers with at="
-        )
     if at_ends and (ends := _ends(model, *_rule(model, family))):
         return ends
+    if family in CELLS and at_ends:
+        raise UserError(
+            f"{type(model).__name__} has no usual place for {name!r}: its cells join sums of layers, so that "
+            "no layer is the end of a cell; choose layers with at="
+        )
     sites = mechanism.usual(model)
-    in_blocks = [site for site in sites if not BETWEEN.search(site.removeprefix("patch_embed.backbone."))]
+    in_blocks = [site for site in sites if not _between(site, family)]
     if family and sites and not in_blocks:
         raise UserError(
             f"{type(model).__name__} has no usual place for {name!r}: only its stem and what reduces the resolution "
             "are such convolutions; choose layers with at="
         )
     return in_blocks if family else sites
+
+
+def _between(site: str, family: str) -> bool:
+    """Whether a layer is no part of a block."""
+    down = DOWN.get(family, "").split()
+    named = BETWEEN.search(site.removeprefix("patch_embed.backbone.")) is not None
+    return named or any(fnmatch.fnmatchcase(site, glob) for glob in down)
 
 
 def _rule(model: nn.Module, family: str) -> tuple[str, tuple[str, ...]]:
@@ -177,7 +199,7 @@ def remark_on_its_own(model: nn.Module, name: str) -> None:
     """Warn if squeeze and excitation would be put into a network that has it already."""
     if name != "se":
         return
-    own = [site for site, module in own_modules(model) if INSIDE.search(type(module).__name__)]
+    own = [site for site, module in own_modules(model) if excites(module)]
     if own:
         warnings.warn(
             f"{type(model).__name__} has squeeze and excitation already ({own[0]} and {len(own) - 1} more); this is a "

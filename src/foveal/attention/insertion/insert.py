@@ -102,7 +102,7 @@ def _no_place(model: nn.Module, name: str, layers: Iterable[nn.Module]) -> UserE
         return UserError(f"{type(model).__name__} has no usual place for {name!r}; choose layers with at=")
     return UserError(
         f"{type(model).__name__} has no layer with 2-D feature maps (N, C, H, W), the only ones that {name!r} serves; "
-        "foveal.watch shows attention that a network has already"
+        "build a module of foveal.attention into it by hand, such as FocusedAttention for tokens"
     )
 
 

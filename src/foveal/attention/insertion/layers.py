@@ -57,6 +57,18 @@ def is_norm(layer: nn.Module) -> bool:
     return (isinstance(layer, NORMS) and not isinstance(layer, _NO_MAPS)) or _is_frozen(layer)
 
 
+def excites(module: nn.Module) -> bool:
+    """Whether a module of the network is squeeze and excitation or similar, by its name; a block around it is not.
+
+    >>> import timm
+    >>> block = timm.create_model("legacy_seresnet18").layer1[0]  # an SEResNetBlock
+    >>> excites(block.se_module), excites(block)
+    (True, False)
+    """
+    named = _EXCITES.search(type(module).__name__)
+    return named is not None and all(max(conv.kernel_size) == 1 for conv in _convs(module.named_modules()))
+
+
 def own_modules(model: nn.Module, *, every_name: bool = False) -> Iterator[tuple[str, nn.Module]]:
     """All modules by name, except the model itself and what :func:`foveal.insert` has attached to it.
 
@@ -125,7 +137,7 @@ def _wrapped(children: list[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module
     nested = any(
         isinstance(inner, nn.Conv2d) and inner is not module
         for _, module in layers
-        if not _EXCITES.search(type(module).__name__)
+        if not excites(module)
         for inner in module.modules()
     )
     return layers if 2 <= convs <= MOST and not nested else []
@@ -174,7 +186,7 @@ def _after_convolutions(model: nn.Module) -> list[str]:
 
 def attention_prefixes(model: nn.Module) -> tuple[str, ...]:
     """Prefixes of the names inside the attention modules of a model: foveal's, squeeze and excitation, and similar."""
-    names = (n for n, m in own_modules(model) if isinstance(m, Attends) or _EXCITES.search(type(m).__name__))
+    names = (n for n, m in own_modules(model) if isinstance(m, Attends) or excites(m))
     return tuple(f"{name}." for name in names)
 
 
