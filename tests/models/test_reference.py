@@ -12,7 +12,7 @@ from torch import nn
 import foveal
 from foveal.attention import ProgressiveGate
 from foveal.errors import UserError
-from foveal.models.reference import ReferenceNet, SpatialTransformerNet, Stage, feature_size, hard_logits
+from foveal.models.reference import AffineCrop, ReferenceNet, SpatialTransformerNet, Stage, feature_size, hard_logits
 
 NAMES = ["soft", "hard", "hattnet", "hattnet_ctx", "stn"]
 SMALL = {"channels": 6, "hidden": 5, "stages": 2}  # for 20×20 images: maps of 9 and 3
@@ -352,3 +352,61 @@ def test_only_the_top_has_a_gate_in_soft_and_hard():
         gates = foveal.create_model(name).gates
         assert list(gates) == ["3"]
         assert isinstance(gates["3"], ProgressiveGate)
+
+
+# Where STN's window goes ----------------------------------------------------------------------------------------
+
+
+def stn_outside(padding):
+    """What a window beside the image sees, in which brightness rises to the right, and its gradient."""
+    ramp = torch.linspace(0, 1, 20).expand(1, 3, 20, 20)
+    theta = torch.tensor([[[1.0, 0, 2.5], [0, 1, 0]]], requires_grad=True)
+    out = AffineCrop(padding)(ramp, theta)
+    out.square().sum().backward()
+    return out, theta.grad
+
+
+def test_a_window_outside_sees_zeros_or_the_border():
+    out, gradient = stn_outside("zeros")
+    assert out.abs().max() == 0
+    assert gradient.abs().max() == 0
+    out, _ = stn_outside("border")
+    torch.testing.assert_close(out, torch.ones(1, 3, 20, 20))
+
+
+def test_the_window_is_float32_in_mixed_precision(batch):
+    model, seen = net("stn"), {}
+    model.theta.weight.data.normal_(0, 0.02)
+    model.crop.register_forward_hook(lambda module, args, out: seen.update(theta=args[1]))
+    images, query = batch
+    with torch.autocast("cpu", torch.bfloat16):
+        model(images, query)
+    assert seen["theta"].dtype == torch.float32
+    assert not torch.equal(seen["theta"], seen["theta"].bfloat16().float())
+
+
+@pytest.mark.parametrize("rates", [True, False])
+def test_the_window_of_the_shipped_recipe_stays_in_the_image(rates):
+    """With one rate for all parameters its centre is outside the image within twenty steps."""
+    from foveal.recipe import load
+    from foveal.tasks.optim import optimiser
+
+    recipe, seen = load("hattnet/table1-ours/mref-stn"), {}
+    if not rates:
+        recipe.optim.rates = {}
+    torch.manual_seed(0)
+    model = foveal.create_model("stn", stages=3, image_size=40, padding=recipe.model["padding"], dropout=0.0)
+    model.theta.register_forward_hook(lambda module, args, out: seen.update(theta=out.detach().view(-1, 2, 3)))
+    step = optimiser(recipe.optim, model.named_parameters())
+    for _ in range(20):
+        images, query = torch.rand(16, 3, 40, 40), torch.randint(10, (16,))
+        step.zero_grad()
+        F.cross_entropy(model(images, query), torch.randint(5, (16,))).backward()
+        step.step()
+    assert (seen["theta"][:, :, 2].abs().max() < 0.1) == rates
+    assert not rates or (seen["theta"][:, :, :2] - torch.eye(2)).abs().max() < 0.1
+
+
+def test_padding_is_checked():
+    with pytest.raises(UserError, match="zeros"):
+        foveal.create_model("stn", padding="mirror")

@@ -1,34 +1,13 @@
 """Two recipes over seeds."""
 
 import pytest
-from scipy.stats import ttest_rel
 from typer.testing import CliRunner
 
 from foveal.cli import app
 from foveal.errors import DataError, UserError
-from foveal.reproduce import compare, paired
+from foveal.reproduce import against_first, compare
 
 HEAD = "table,recipe,metric,values\n"
-
-
-def test_equal_to_scipy():
-    first, second = [0.61, 0.64, 0.60, 0.66, 0.59], [0.66, 0.63, 0.65, 0.67, 0.66]
-    expected = ttest_rel(second, first)
-    comparison = paired(first, second)
-    interval = expected.confidence_interval(0.95)
-    assert comparison.p == pytest.approx(expected.pvalue)
-    assert (comparison.low, comparison.high) == pytest.approx((interval.low, interval.high))
-
-
-def test_no_spread():
-    assert paired([0.5, 0.6], [0.5, 0.6]).p == 1
-    assert paired([0.5, 0.75], [0.25, 0.5]).p == 0
-
-
-@pytest.mark.parametrize(("first", "second"), [([0.1, 0.2], [0.1]), ([0.1], [0.2])])
-def test_too_few_seeds(first, second):
-    with pytest.raises(UserError, match="seed"):
-        paired(first, second)
 
 
 def test_file(tmp_path):
@@ -88,3 +67,31 @@ def test_other_files(tmp_path, content):
     path.write_text(content, encoding="latin-1")
     with pytest.raises((DataError, UserError)):
         compare(path, "a", "a")
+
+
+def rows(dataset, **values):
+    common = {"dataset": dataset, "unit": "%", "better": "higher", "metric": "accuracy", "run_seeds": ""}
+    area = {"metric": "area", "better": ""}
+    return [common | kind | {"recipe": name, "values": v} for name, v in values.items() for kind in (area, {})]
+
+
+def test_rows_of_a_table_against_its_first():
+    """Dataset by dataset, by the first metric that can be better; more than three tests are corrected."""
+    table = rows("D", a="0.1 0.2 0.4", b="0.2 0.4 0.5", c="0.3") + rows("E", x="0.1 0.2", y="0.3 0.3")
+    found = against_first(table)
+    assert [(one, other) for one, other, _ in found] == [("a", "b"), ("x", "y")]
+    assert found[0][2].difference == pytest.approx(0.4 / 3)
+    assert found[0][2].info.better == "higher"
+    assert found[0][2].holm is None
+    more = rows("D", a="0.1 0.2 0.4", **{name: f"0.2 0.4 0.{n}" for n, name in enumerate("bcde", 3)})
+    assert all(test.holm >= test.p for *_, test in against_first(more))
+    assert len(against_first(more)) == 4
+
+
+def test_several_recipes_against_the_first_in_a_file(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text(HEAD + "t,a,accuracy,0.1 0.2 0.4\n" + "".join(f"t,{n},accuracy,0.2 0.4 0.5\n" for n in "bcde"))
+    result = CliRunner().invoke(app, ["compare", str(path), *"abcde"])
+    assert result.exit_code == 0
+    assert result.output.count("by Holm for all 4 tests") == 4
+    assert "Holm" not in CliRunner().invoke(app, ["compare", str(path), *"abcd"]).output

@@ -23,9 +23,34 @@ def test_the_revision_is_that_of_foveal_alone(tmp_path, monkeypatch):
     monkeypatch.delenv("FOVEAL_REVISION", raising=False)
     for words in (["init", "-q"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x", "--allow-empty"]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    (tmp_path / "environment.py").write_text("")
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "environment.py"))
+    file = tmp_path / "package" / "runs" / "environment.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
     assert revision() is None
-    subprocess.run(["git", "add", "environment.py"], cwd=tmp_path, check=True)
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert revision() == head.stdout.strip() + "+changes"
+
+
+def test_a_revision_is_dirty_if_the_package_was_edited(tmp_path, monkeypatch):
+    monkeypatch.delenv("FOVEAL_REVISION", raising=False)
+    file = tmp_path / "package" / "runs" / "environment.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    monkeypatch.setattr(module, "__file__", str(file))
+
+    def git(*words):
+        words = ["git", "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "x")
+    assert revision() == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "results.csv").write_text("a run wrote it")
+    git("add", ".")
+    assert revision() == git("rev-parse", "--short=12", "HEAD")
+    (tmp_path / "package" / "own.py").write_text("of the user")
+    assert revision() == git("rev-parse", "--short=12", "HEAD") + "-dirty"
+    git("add", ".")
+    git("commit", "-qm", "y")
+    git("tag", "v0.2")
+    assert revision() == "v0.2"

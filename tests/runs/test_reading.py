@@ -18,7 +18,7 @@ def test_runs_are_found_at_any_depth_and_once(tmp_path):
     assert len(read_runs(str(tmp_path / "hard"))) == 1
 
 
-@pytest.mark.parametrize("path", ["", "nothing", []])
+@pytest.mark.parametrize("path", ["", "nothing", [], None, [3]])
 def test_no_run(tmp_path, path):
     with pytest.raises(RunError, match="run folder"):
         read_runs(tmp_path / path if isinstance(path, str) else path)

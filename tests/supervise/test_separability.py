@@ -152,6 +152,32 @@ def test_a_normalised_loss_cannot_fall_by_scaling_a_map() -> None:
     assert ((plain * plain.grad).sum((1, 2)).abs() > 1e-4).all()
 
 
+def test_which_maps_give_way() -> None:
+    """Without the true class's gradient in the minimum and the denominator's, the loss moves the confuser alone."""
+    target, confuser = (t.requires_grad_() for t in maps(6))
+    confuser = confuser.detach().clone()
+    confuser[:, 0] = target[:, 0].detach() / 2  # smaller there, and larger elsewhere
+    confuser[:, 1:] = target[:, 1:].detach() * 2
+    confuser.requires_grad_()
+
+    def gradients(**options: bool) -> tuple[Tensor | None, Tensor]:
+        loss = separability(target, confuser, sigma=0.01, **options)
+        of_target, of_confuser = torch.autograd.grad(loss, (target, confuser), allow_unused=True)
+        return of_target, of_confuser
+
+    of_target, of_confuser = gradients(true_gradient=False, sum_gradient=False)
+    assert of_target is None
+    assert (of_confuser[:, 0] > 0).all()  # lowered where it is the smaller one
+    assert (of_confuser[:, 1:] == 0).all()
+    of_target, of_confuser = gradients(sum_gradient=False)
+    assert (of_target[:, 1:] > 0).all()  # the paper's loss also lowers the true class's map
+    assert (of_target[:, 0] == 0).all()
+    of_target, _ = gradients(true_gradient=False)
+    assert (of_target < 0).all()  # by the denominator it is only raised
+    values = {separability(target, confuser, true_gradient=t, sum_gradient=s).item() for t in (0, 1) for s in (0, 1)}
+    assert len(values) == 1
+
+
 def test_the_mask_is_a_constant_unless_told_otherwise() -> None:
     attention = maps(6)[0].requires_grad_()
     assert not attention_mask(attention).requires_grad

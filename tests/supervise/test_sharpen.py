@@ -5,6 +5,7 @@ import functools
 import gc
 import itertools
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -184,7 +185,9 @@ def test_every_option_changes_some_loss(options: dict) -> None:
     assert any(not torch.allclose(plain[name], changed[name]) for name in plain)
 
 
-@pytest.mark.parametrize("options", [{"mask_gradient": True}, {"order": 2}])
+@pytest.mark.parametrize(
+    "options", [{"mask_gradient": True}, {"order": 2}, {"true_gradient": False}, {"sum_gradient": False}]
+)
 def test_options_that_change_gradients_only(options: dict) -> None:
     model, (x, y) = net(), batch()
     actual = []
@@ -713,7 +716,10 @@ def test_kernels_and_operators_are_the_same(
     torch.testing.assert_close(*steps, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"order": 2}, {"normalise": True}, {"mask_gradient": True}])
+@pytest.mark.parametrize(
+    "options",
+    [{"order": 2}, {"normalise": True}, {"mask_gradient": True}, {"true_gradient": False}, {"sum_gradient": False}],
+)
 @pytest.mark.usefixtures("kernels")
 def test_what_the_kernels_cannot_do_is_left_to_operators(options: dict) -> None:
     model, x, y = on_device(net(), *batch())
@@ -775,3 +781,45 @@ def test_tokens_are_looked_at_in_the_first_step_alone(monkeypatch: pytest.Monkey
         assert sharpen(*batch())[1].keys() == {"separability_last"}
     assert looked == ["block"]
     assert sharpen.maps["block"].shape == (4, 2, 4, 5)
+
+
+# Layers without an activation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("activation", "warns"), [("linear", True), ("relu", False), ("gelu", False), ("silu", False)])
+def test_features_of_both_signs_give_one_warning(activation: str, warns: bool) -> None:
+    """As at the end of an inverted residual block, which is linear."""
+    torch.manual_seed(0)
+    act = {"linear": nn.Identity(), "relu": nn.ReLU(), "gelu": nn.GELU(), "silu": nn.SiLU()}[activation]
+    last = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    parts = {"inner": nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act), "last": last}
+    model = nn.Sequential(OrderedDict(parts, pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(8, 5)))
+    sharpen = Sharpen(model, ("inner", "last"))
+    x, y = torch.randn(4, 3, 12, 12), torch.tensor([0, 1, 2, 3])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        sharpen(x, y)
+        sharpen(x, y)
+    assert [str(entry.message).startswith("the features at inner are below zero") for entry in seen] == [True] * warns
+
+
+def test_the_inner_layer_of_shipped_recipes_has_an_activation() -> None:
+    """Half of the values of EfficientNet-Lite0's blocks.4 are negative; blocks.5.0.bn1 has the same size."""
+    import timm
+
+    from foveal.attention.class_maps.taps import Taps
+    from foveal.recipe import available, load
+
+    layers = {
+        name: load(name).measure.class_attention.layers
+        for name in available()
+        if name.startswith("icasc/") and load(name).model["name"] == "tf_efficientnet_lite0"
+    }
+    assert layers
+    model = timm.create_model("tf_efficientnet_lite0", num_classes=5).train()
+    with Taps(model, sorted({layer for pair in layers.values() for layer in pair} | {"blocks.4"})) as taps:
+        model(torch.rand(2, 3, 64, 64))
+    sizes = {name: tapped.values.shape[2:] for name, tapped in taps.outputs.items()}
+    assert all(taps.outputs[layer].values.min() >= 0 for pair in layers.values() for layer in pair)
+    assert layers["icasc/voc2012-lite/ach"] == ["blocks.5.0.bn1", "bn2"]
+    assert sizes["blocks.5.0.bn1"] == sizes["blocks.4"]

@@ -193,3 +193,9 @@ def test_boxes_that_cannot_be_used(call, message):
 def test_a_tag_that_does_not_exist(kind):
     with pytest.raises(UserError, match=r"foveal\.supervise\.Tag, 0 to 12, got 13"):
         word_pairs(torch.tensor([1, 13]), kind=kind)
+
+
+def test_an_overlap_that_nothing_reaches():
+    boxes = torch.tensor([[0.0, 0.0, 5.0, 5.0]])
+    with pytest.raises(UserError, match=r"iou=2: expected a fraction"):
+        object_pairs(boxes, boxes, torch.tensor([1]), iou=2)

@@ -199,16 +199,24 @@ class ReferenceNet(nn.Module):
 
 
 class AffineCrop(Attends):
-    """Sample the image in a given affine window; the record is the window as a map over the image."""
+    """Sample the image in a given affine window; the record is the window as a map over the image.
+
+    Args:
+        padding: beyond the image lie ``zeros``, or its ``border`` continues.
+    """
 
     kind = "spatial"
+
+    def __init__(self, padding: Literal["zeros", "border"] = "zeros") -> None:
+        super().__init__()
+        self.padding = padding
 
     def forward(self, images: Tensor, theta: Tensor) -> Tensor:
         """Crop ``images`` (N, C, H, W) with ``theta`` (N, 2, 3) to (N, C, H, W)."""
         if self.watchers:
             self.note(self.window(theta.float(), images.shape[-2:]))
         grid = F.affine_grid(theta, list(images.shape), align_corners=False)
-        return F.grid_sample(images, grid.to(images.dtype), align_corners=False)
+        return F.grid_sample(images.to(grid.dtype), grid, padding_mode=self.padding, align_corners=False)
 
     @staticmethod
     def window(theta: Tensor, size: tuple[int, int] | torch.Size, sharpness: float = 20.0) -> Tensor:
@@ -234,6 +242,7 @@ class SpatialTransformerNet(nn.Module):
         stages: number of CNN stages.
         image_size: side of the input image; the localisation network flattens its last map.
         hidden: width of the query embedding and of the localisation layer.
+        padding: as in :class:`AffineCrop`.
         dropout, norm, norm_momentum, norm_eps: as in :class:`ReferenceNet`.
     """
 
@@ -246,6 +255,7 @@ class SpatialTransformerNet(nn.Module):
         stages: int = 4,
         image_size: int = 100,
         hidden: int = 32,
+        padding: Literal["zeros", "border"] = "zeros",
         dropout: float = 0.5,
         norm: bool = True,
         norm_momentum: float = 0.1,
@@ -271,7 +281,7 @@ class SpatialTransformerNet(nn.Module):
         self.query = nn.Embedding(queries, hidden)
         self.locate = nn.Linear(channels * side * side + hidden, hidden)
         self.theta = nn.Linear(hidden, 6)
-        self.crop = AffineCrop()
+        self.crop = AffineCrop(padding)
         self.norm = nn.BatchNorm1d(channels, eps=norm_eps, momentum=norm_momentum) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.classify = nn.Linear(channels, classes)
@@ -282,7 +292,9 @@ class SpatialTransformerNet(nn.Module):
     def forward(self, images: Tensor, query: Tensor) -> Tensor:
         """Logits (N, classes) for ``images`` (N, 3, H, W) in [0, 1] and ``query`` (N,)."""
         localised = torch.cat([self.localise(images).flatten(1), self.query(query)], 1)
-        theta = self.theta(torch.relu(self.locate(localised))).view(-1, 2, 3)
+        located = torch.relu(self.locate(localised))
+        with torch.autocast(images.device.type, enabled=False):  # bfloat16 would move the window in steps of a pixel
+            theta = self.theta(located.to(self.theta.weight.dtype)).view(-1, 2, 3)
         features = self.recognise(self.crop(images, theta)).mean((2, 3))
         return self.classify(self.dropout(self.norm(features)))
 

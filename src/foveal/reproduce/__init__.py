@@ -1,23 +1,27 @@
 """Tables of papers: their cells, jobs that run them, and comparisons over seeds."""
 
 from foveal.reproduce.cells import Cell, cells, find_table, run_path
-from foveal.reproduce.comparing import Comparison, compare, compare_runs, paired, paired_groups
+from foveal.reproduce.comparing import against_first, compare, compare_runs, paired_groups
 from foveal.reproduce.jobs import Failure, run_all
+from foveal.reproduce.statistics import Comparison, holm, paired, together
 from foveal.reproduce.summary import spread, summarise, write_csv
 
 __all__ = [
     "Cell",
     "Comparison",
     "Failure",
+    "against_first",
     "cells",
     "compare",
     "compare_runs",
     "find_table",
+    "holm",
     "paired",
     "paired_groups",
     "run_all",
     "run_path",
     "spread",
     "summarise",
+    "together",
     "write_csv",
 ]

@@ -14,10 +14,11 @@ from foveal.runs import RunFolder
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of one cell: a recipe with its seed, and the folder it lies in."""
+    """One run of one cell: a recipe with its seed, the folder it lies in, and the changes that the user made to it."""
 
     recipe: Recipe
     out: Path
+    overrides: tuple[str, ...] = ()
 
     @property
     def done(self) -> bool:
@@ -53,8 +54,9 @@ def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = (), firs
     grid = find_table(table)
     names = [grid.full_name(cell) for cell in grid.cells()]
     numbers = range(first_seed, first_seed + seeds)
-    recipes = [load(name, [*overrides, f"seed={seed}"]) for seed in numbers for name in names]
-    return [Cell(recipe, run_path(recipe, out)) for recipe in recipes]
+    changes = tuple(overrides)
+    recipes = [load(name, [*changes, f"seed={seed}"]) for seed in numbers for name in names]
+    return [Cell(recipe, run_path(recipe, out), changes) for recipe in recipes]
 
 
 def run_path(recipe: Recipe, out: Path = Path("runs")) -> Path:

@@ -3,60 +3,17 @@
 from __future__ import annotations
 
 import csv
-import math
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from foveal.errors import DataError, UserError, unknown
-from foveal.metric_info import MetricInfo, metric_info
+from foveal.metric_info import metric_info
 from foveal.recipe.grids import former_names
+from foveal.reproduce.statistics import Comparison, paired, together
 from foveal.runs import Group, grouped, read_runs
 from foveal.runs.folder import finite
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Difference of two recipes over seeds.
-
-    Attributes:
-        seeds: how many pairs.
-        difference: mean of second − first.
-        low, high: its 95 % confidence interval.
-        p: of Student's paired t-test, two-sided: how often equal recipes would differ this much.
-        info: the metric.
-    """
-
-    seeds: int
-    difference: float
-    low: float
-    high: float
-    p: float
-    info: MetricInfo = field(default_factory=lambda: MetricInfo("accuracy", "Accuracy"))
-
-
-def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
-    """Compare values of two recipes that belong together one by one.
-
-    >>> found = paired([0.61, 0.63, 0.60], [0.64, 0.65, 0.62])
-    >>> f"{found.difference:.3f} [{found.low:.3f}, {found.high:.3f}], p = {found.p:.3f}"
-    '0.023 [0.009, 0.038], p = 0.020'
-    """
-    from scipy.special import stdtr, stdtrit  # of Student's t; scipy.stats would take a second to import
-
-    if len(first) != len(second):
-        raise UserError(f"one has {len(first)} seeds, the other {len(second)}; run both with the same --seeds")
-    if len(first) < 2:
-        raise UserError("one seed says nothing about the spread; run both with --seeds 2 or more")
-    differences = [b - a for a, b in zip(first, second, strict=True)]
-    mean = statistics.fmean(differences)
-    if len(set(differences)) == 1:  # no spread, of which a t-test can say nothing
-        return Comparison(len(differences), mean, mean, mean, float(mean == 0))
-    error, freedom = statistics.stdev(differences) / math.sqrt(len(differences)), len(differences) - 1
-    half = float(stdtrit(freedom, 0.975)) * error
-    p = 2 * float(stdtr(freedom, -abs(mean) / error))
-    return Comparison(len(differences), mean, mean - half, mean + half, p)
 
 
 def compare(path: Path, first: str, second: str, metric: str | None = None) -> Comparison:
@@ -81,6 +38,31 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
     known = {"unit": stored["unit"], "better": stored["better"] or None} if "unit" in stored else None
     pairs = paired([one[seed] for seed in one], [other[seed] for seed in one])
     return replace(pairs, info=metric_info(metric, known))
+
+
+def against_first(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Comparison]]:
+    """Rows of a table against its first one, dataset by dataset, by their first metric of which more or less is better.
+
+    Args:
+        rows: of :func:`foveal.reproduce.summarise`.
+
+    Returns:
+        The first recipe, another, and their difference; recipes that do not share two seeds are left out.
+    """
+    firsts: dict[str, tuple[str, str, Values]] = {}
+    pairs = []
+    for row in rows:
+        values, metric = seed_values(row), row["metric"]
+        if not row["better"] or metric != firsts.setdefault(row["dataset"], (row["recipe"], metric, values))[1]:
+            continue
+        first, _, one = firsts[row["dataset"]]
+        seeds = [seed for seed in one if seed in values]
+        if first != row["recipe"] and len(seeds) > 1:
+            found = paired([one[seed] for seed in seeds], [values[seed] for seed in seeds])
+            info = metric_info(metric, {"unit": row["unit"], "better": row["better"]})
+            pairs.append((first, row["recipe"], replace(found, info=info)))
+    tests = together([found for *_, found in pairs])
+    return [(first, second, test) for (first, second, _), test in zip(pairs, tests, strict=True)]
 
 
 def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
@@ -116,6 +98,7 @@ def paired_groups(first: Group, second: Group, metric: str) -> Comparison | None
 
 
 Row = dict[str, str]
+Values = dict[int, float]  # of a metric by seed
 
 
 def _rows(path: Path) -> list[Row]:
@@ -129,7 +112,7 @@ def _rows(path: Path) -> list[Row]:
         raise DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})") from error
 
 
-def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> dict[int, float]:
+def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> Values:
     """Values of a metric by seed."""
     known = {row["recipe"]: row for row in rows if row["metric"] == metric}
     if not known and rows:
@@ -140,8 +123,13 @@ def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> dict[i
             raise UserError(f"{recipe} has no {metric}; it has {', '.join(other)}: choose one with --metric")
         raise unknown("recipe", recipe, known)
     try:
-        values = [float(value) for value in known[recipe]["values"].split()]
-        seeds = (known[recipe].get("run_seeds") or " ".join(map(str, range(len(values))))).split()
-        return {int(seed): value for seed, value in zip(seeds, values, strict=True)}
+        return seed_values(known[recipe])
     except (ValueError, AttributeError) as error:
         raise DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})") from error
+
+
+def seed_values(row: Mapping[str, Any]) -> Values:
+    """Values of a row by seed."""
+    values = [float(value) for value in row["values"].split()]
+    seeds = (row.get("run_seeds") or " ".join(map(str, range(len(values))))).split()
+    return {int(seed): value for seed, value in zip(seeds, values, strict=True)}

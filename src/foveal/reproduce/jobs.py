@@ -36,8 +36,8 @@ class Failure:
         return f"{self.cell}: {self.error}"
 
 
-def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) -> dict[str, Any]:
-    """Train and test one cell in this process."""
+def run_cell(cell: Cell, data: str | None, jobs: int, threads: int | None, progress: bool) -> dict[str, Any]:
+    """Train and test one cell in this process, one of ``jobs`` side by side."""
     import torch
 
     from foveal.tasks.train import fit
@@ -45,7 +45,7 @@ def run_cell(cell: Cell, data: str | None, threads: int | None, progress: bool) 
     if threads is not None:
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
-    return fit(cell.recipe, cell.out, data=data, progress=progress)
+    return fit(cell.recipe, cell.out, data=data, progress=progress, jobs=jobs)
 
 
 def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[Failure]:
@@ -72,6 +72,7 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
     for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
         build_source(recipe, data)
     failures: list[Failure] = []
+    jobs = min(jobs, max(1, len(waiting)))
     ended = _one_by_one(waiting, data) if jobs == 1 else _side_by_side(waiting, data, jobs)
     for i, (cell, result) in enumerate(ended, 1):
         try:
@@ -91,7 +92,7 @@ Ended = tuple[Cell, Callable[[], dict[str, Any]]]
 
 def _one_by_one(waiting: Sequence[Cell], data: str | None) -> Iterator[Ended]:
     for cell in waiting:
-        yield cell, partial(run_cell, cell, data, None, True)
+        yield cell, partial(run_cell, cell, data, 1, None, True)
 
 
 def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Iterator[Ended]:
@@ -103,7 +104,7 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
             while True:
                 # No more than can run at once: what a pool has queued cannot be taken back when the user stops it.
                 for cell in itertools.islice(left, jobs - len(running)):
-                    running[pool.submit(run_cell, cell, data, threads, False)] = cell
+                    running[pool.submit(run_cell, cell, data, jobs, threads, False)] = cell
                 if not running:
                     return
                 for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,15 @@ from typing import Any
 from foveal.files import write_text
 from foveal.metric_info import MetricInfo, metric_info
 from foveal.reproduce.cells import Cell
+from foveal.reproduce.provenance import MADE_WITH, made_with
 from foveal.runs import RunFolder
+
+COLUMNS = (  # of the file, in order
+    *("table", "recipe", "model", "dataset", "metric", "unit", "better"),
+    *("published", "mean", "std", "difference", "seeds", "values", "run_seeds"),
+    *("parameters", "epochs", "seconds", "step_seconds", "embedded"),
+    *MADE_WITH,
+)
 
 
 def scores(result: dict[str, Any]) -> dict[str, float]:
@@ -69,9 +76,8 @@ def _row(
         "epochs": round(statistics.mean(result["epochs"] for result in results), 1),
         "seconds": round(statistics.mean(result["seconds"] for result in results), 1),
         "step_seconds": round(statistics.median(steps), 6) if steps else "",
-        "precision": recipe.train.precision,
         "embedded": results[0]["embedded"],
-        "hardware": _hardware(group[0].out),
+        **made_with(group),
     }
 
 
@@ -80,14 +86,6 @@ def row_info(metric: str, result: dict[str, Any]) -> MetricInfo:
     base = metric.partition("/")[0]
     infos = result.get("infos") or {}
     return metric_info(metric, infos.get(metric) or infos.get(base))
-
-
-def _hardware(out: Path) -> str:
-    try:
-        about = json.loads((out / "environment.json").read_text(encoding="utf-8"))
-        return f"{about['gpu'] or 'CPU'}, torch {about['packages'].get('torch', '?')}"
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
-        return ""
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -100,8 +98,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
         with open(path, newline="", encoding="utf-8") as file:
             kept = [row for row in csv.DictReader(file) if (row.get("table"), row.get("recipe")) not in ours]
     text = io.StringIO()
-    columns = [column for column in rows[0] if column != "title"]  # the metric's own, see metric_info
-    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(kept + rows)
     write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")

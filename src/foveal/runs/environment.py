@@ -32,17 +32,18 @@ def environment() -> dict[str, Any]:
 
 
 def revision() -> str | None:
-    """The commit of foveal's source, ``+changes`` if it was edited since; None outside a repository."""
+    """What ``git describe`` says of foveal's source, ``-dirty`` if the package was edited; None outside a checkout."""
     if "FOVEAL_REVISION" in os.environ:  # for a copy of the source without its history
         return os.environ["FOVEAL_REVISION"]
+    package = Path(__file__).resolve().parents[1]
 
     def git(*words: str) -> str:
-        folder = Path(__file__).parent
         options: dict[str, Any] = {"capture_output": True, "text": True, "check": True, "timeout": 5}
-        return subprocess.run(["git", *words], cwd=folder, **options).stdout.strip()
+        return subprocess.run(["git", *words], cwd=package, **options).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", __file__)  # a copy installed inside somebody else's repository is not in it
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "--", ".")  # results that a run itself writes do not change the code
+        return git("describe", "--always", "--tags", "--abbrev=12") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None

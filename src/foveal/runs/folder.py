@@ -21,6 +21,7 @@ from foveal.files import ELSEWHERE, write_text, writing
 from foveal.recipe import Recipe, complete, load
 from foveal.runs.environment import environment
 from foveal.runs.old import upgraded_about, upgraded_epoch, upgraded_result
+from foveal.runs.zoo import cards, model_folder
 
 if TYPE_CHECKING:  # a command that only reads results starts without PyTorch
     from torch import Tensor
@@ -217,14 +218,20 @@ class RunFolder:
 
 
 def find_run(path: str | Path) -> RunFolder:
-    """The run in ``path``, or the only one below it; the error names those that were probably meant."""
+    """The run in ``path``, or the only one below it, or the model of the zoo that is called so.
+
+    The error names those that were probably meant.
+    """
     folder = RunFolder(Path(path))
     if not folder.exists:
         below = run_folders(folder.path)
         if len(below) == 1:
             return RunFolder(below[0])
         if not folder.path.is_dir():
-            raise RunError(f"there is no run folder {folder}")
+            if str(path) in cards():
+                return RunFolder(model_folder(str(path)))
+            models = f"; models that come with foveal: {', '.join(cards())}" if cards() else ""
+            raise RunError(f"there is no run folder {folder}{models}")
         raise RunError(f"{folder} is not a run folder: it has no recipe.yaml{_runs_below(folder.path)}")
     return folder
 

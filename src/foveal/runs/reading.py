@@ -129,7 +129,10 @@ def found_runs(where: str | Path | Sequence[str | Path]) -> list[Path]:
     Raises:
         RunError: a folder does not exist, or no run is found.
     """
-    folders = [Path(where)] if isinstance(where, str | Path) else [Path(folder) for folder in where]
+    listed = [where] if isinstance(where, str | Path) else where
+    if not isinstance(listed, Sequence) or not all(isinstance(folder, str | Path) for folder in listed):
+        raise RunError(f"give a run folder, or a list of them, got {where!r}")
+    folders = [Path(folder) for folder in listed]
     runs: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():

@@ -38,6 +38,8 @@ class MapLosses:
         mask: whose mask consistency uses.
         mask_gradient: let gradients through masks.
         normalise: divide maps by their own maxima.
+        true_gradient: let gradients through A^T in the minimum.
+        sum_gradient: let gradients through the denominator of separability.
         hinge: no gain from a share above ``theta``.
     """
 
@@ -50,6 +52,8 @@ class MapLosses:
     mask: MaskLayer
     mask_gradient: bool
     normalise: bool
+    true_gradient: bool
+    sum_gradient: bool
     hinge: bool
     _compiled: Callable[..., Computed] | None = field(default=None, init=False)
 
@@ -71,7 +75,7 @@ class MapLosses:
             terms: which of :data:`TERMS` to compute, in that order.
             compile: let ``torch.compile`` fuse the operators where they are used in first order.
         """
-        if not self.normalise and not self.mask_gradient:
+        if self.true_gradient and self.sum_gradient and not self.normalise and not self.mask_gradient:
             layers = [Layer(*traced[name]) for name in self.layers(terms)]
             if fused_losses_available(layers):
                 return self._fused(layers, counts, has_confuser, terms)
@@ -107,11 +111,12 @@ class MapLosses:
     ) -> dict[str, Tensor]:
         """The losses from maps (N, P + 1, H, W): of P true classes, valid where ``counts``, then of a confuser."""
         masking: dict[str, Any] = {"sigma": self.sigma, "omega": self.omega, "mask_gradient": self.mask_gradient}
+        through = {"true_gradient": self.true_gradient, "sum_gradient": self.sum_gradient}
         losses = {}
         for term, layer in (("separability_inner", self.inner), ("separability_last", self.last)):
             if term in terms:
                 true, confuser = maps[layer][:, :-1], maps[layer][:, -1:]
-                loss, usable = separabilities(true, confuser, normalise=self.normalise, **masking)
+                loss, usable = separabilities(true, confuser, normalise=self.normalise, **masking, **through)
                 losses[term] = mean(loss, usable & counts & has_confuser[:, None])
         if "consistency_inner" in terms:
             true = maps[self.inner][:, : counts.shape[1]]

@@ -52,6 +52,8 @@ def separability(
     omega: float = 100.0,
     normalise: bool = False,
     mask_gradient: bool = False,
+    true_gradient: bool = True,
+    sum_gradient: bool = True,
 ) -> Tensor:
     """Overlap of the attention of the true and of the confusing class, where the true class attends; to be minimised.
 
@@ -62,6 +64,8 @@ def separability(
         omega: sharpness of the mask.
         normalise: divide each map by its own maximum, so that the loss cannot fall by making one map larger.
         mask_gradient: let gradients through the mask.
+        true_gradient: let gradients through A^T in the minimum; without them only the confusing class's map gives way.
+        sum_gradient: let gradients through the denominator.
 
     Returns:
         Scalar in [0, 1], the mean over true classes and then over images; pairs whose target map is zero or not finite
@@ -73,13 +77,28 @@ def separability(
     """
     _check_maps(target_map, confuser_map)
     losses, valid = separabilities(
-        target_map, confuser_map, sigma=sigma, omega=omega, normalise=normalise, mask_gradient=mask_gradient
+        target_map,
+        confuser_map,
+        sigma=sigma,
+        omega=omega,
+        normalise=normalise,
+        mask_gradient=mask_gradient,
+        true_gradient=true_gradient,
+        sum_gradient=sum_gradient,
     )
     return mean(losses, valid)
 
 
 def separabilities(
-    target: Tensor, confuser: Tensor, *, sigma: float, omega: float, normalise: bool, mask_gradient: bool
+    target: Tensor,
+    confuser: Tensor,
+    *,
+    sigma: float,
+    omega: float,
+    normalise: bool,
+    mask_gradient: bool,
+    true_gradient: bool = True,
+    sum_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """:func:`separability` of every pair of maps (...), and which of them count, bool (...)."""
     target, confuser = torch.broadcast_tensors(at_least_float32(target), at_least_float32(confuser))
@@ -92,8 +111,9 @@ def separabilities(
         scale = _not_zero(torch.maximum(target.detach(), confuser.detach()).amax((-2, -1), keepdim=True))
         target, confuser = target / scale, confuser / scale
     mask = attention_mask(target, sigma, omega, gradient=mask_gradient)
-    shared = (torch.minimum(target, confuser) * mask).sum((-2, -1))
-    return 2 * shared / _not_zero((target + confuser).sum((-2, -1))), valid
+    total = _not_zero((target + confuser).sum((-2, -1)))
+    shared = (torch.minimum(target if true_gradient else target.detach(), confuser) * mask).sum((-2, -1))
+    return 2 * shared / (total if sum_gradient else total.detach()), valid
 
 
 def consistency(

@@ -36,6 +36,7 @@ from foveal.supervise.map_losses import TERMS, MapLosses
 from foveal.supervise.separability import MaskLayer, confusing_class
 
 ClassPairs = Literal["every", "one"]
+MOST_BELOW, LOWEST = 0.3, -0.4  # share of features below zero, and the least of them, that an activation leaves
 
 
 class Sharpen:
@@ -47,7 +48,8 @@ class Sharpen:
     Args:
         model: any classifier that returns scores (N, classes) before softmax; may be compiled or in
             DistributedDataParallel.
-        at: names of the inner and the last layer, or of the last one only. Choose layers after a stage's ReLU.
+        at: names of the inner and the last layer, or of the last one only. Choose layers after a stage's ReLU; features
+            of both signs give a warning.
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM.
         order: 1: the losses act through the features; 2: through the gradients as well, which costs more.
         weights: weight of each of ``separability_inner``, ``separability_last`` and ``consistency_inner``, 1 each if
@@ -58,6 +60,8 @@ class Sharpen:
         mask: whose mask consistency uses, the ``last`` layer's or the ``inner`` layer's own.
         mask_gradient: let gradients through masks.
         normalise: divide maps by their own maxima before they are compared.
+        true_gradient, sum_gradient: let gradients through the true class's map in the minimum of separability, and
+            through its denominator.
         hinge: no gain from a share above ``theta``.
         batch_norm: ``coupled`` or ``frozen``, see :func:`foveal.cam`.
         pairs: with several labels: ``every`` true class against the best-scoring class that is not true, averaged; or
@@ -66,7 +70,8 @@ class Sharpen:
         warmup: number of first steps without these losses.
         reshape: see :func:`foveal.cam`.
         compile: let ``torch.compile`` fuse the arithmetic on the maps where foveal has no kernels of its own for it:
-            away from NVIDIA GPUs, and with ``normalise`` or ``mask_gradient``. Second order is never compiled.
+            away from NVIDIA GPUs, with ``normalise``, and where gradients go through other than the usual parts. Second
+            order is never compiled.
 
     Attributes:
         weights: the weights, by name.
@@ -99,6 +104,8 @@ class Sharpen:
         mask: MaskLayer = "last",
         mask_gradient: bool = False,
         normalise: bool = False,
+        true_gradient: bool = True,
+        sum_gradient: bool = True,
         hinge: bool = False,
         batch_norm: BatchNorm = "coupled",
         pairs: ClassPairs = "every",
@@ -137,11 +144,13 @@ class Sharpen:
             mask=mask,
             mask_gradient=mask_gradient,
             normalise=normalise,
+            true_gradient=true_gradient,
+            sum_gradient=sum_gradient,
             hinge=hinge,
         )
         self.steps = 0
         self.maps: dict[str, Tensor] = {}
-        self._warned = False
+        self._warned = self._saw_signs = False
         check_order(order)
         find_layers(unwrapped(model), names)  # also those that no term needs now
         self._taps = Taps(model, self._compute.layers(self._terms()), reshape)
@@ -252,6 +261,25 @@ class Sharpen:
                     "unknown labels with valid="
                 )
         self._check_layers()
+        if not self._saw_signs:  # once: it waits for the device
+            self._saw_signs = True
+            self._check_signs()
+
+    def _check_signs(self) -> None:
+        """Warn of layers without an activation: there, weights and maps of channels say nothing about evidence."""
+        for name, tapped in self._taps.outputs.items():
+            values = tapped.values.detach().float()
+            if (
+                values.ndim == 4
+                and values.min() < LOWEST
+                and -values.clamp_max(0).sum() > MOST_BELOW * values.abs().sum()
+            ):
+                warnings.warn(
+                    f"the features at {name} are below zero as much as above, as before an activation; maps are meant "
+                    "for features after a ReLU: name such a layer, in an inverted residual network the first norm with "
+                    "an activation in the next block",
+                    stacklevel=5,
+                )
 
     def _check_layers(self) -> None:
         ran = [name for name in self._taps.outputs if name in (self.inner, self.last)]

@@ -146,6 +146,8 @@ def assign(proposals: Tensor, boxes: Tensor, iou: float = 0.5, present: Tensor |
     if not boxes.shape[-2]:
         return proposals.new_full(proposals.shape[:-1], -1, dtype=torch.int64)
     wide = torch.promote_types(proposals.dtype, torch.float32)
+    if not 0 <= iou < 1:
+        raise UserError(f"iou={iou}: expected a fraction, at least 0 and below 1")
     overlap = box_iou(proposals.detach().to(wide), boxes.detach().to(wide))
     if present is not None:
         overlap = overlap.masked_fill(~present[..., None, :], -1)

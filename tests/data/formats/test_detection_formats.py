@@ -111,6 +111,7 @@ def test_own_images_in_the_form_of_coco(tmp_path):
         (lambda c: c["images"][0].pop("width"), "expected 'width' of type int"),
         (lambda c: c["images"][0].update(width=41), "and its boxes are for 41×30"),
         (lambda c: c["categories"].append({"id": 3, "name": "again"}), "two categories with id 3"),
+        (lambda c: c["categories"].append({"id": 9, "name": "dog"}), "two categories with the name 'dog'"),
         (lambda c: c.pop("annotations"), "expected 'annotations' of type list"),
     ],
 )

@@ -37,6 +37,14 @@ def test_boxes_without_area_are_left_out_with_their_relations():
     assert not any(problem.stops for problem in problems)
 
 
+def test_a_box_that_is_too_thin_for_float32_is_left_out():
+    things = (Thing((30.00001, 1, 30.000011, 20), 1), Thing((30, 1, 30.02, 20), 2))
+    kept = checked(image(*things), SOURCE)
+    assert [thing.label for thing in kept.things] == [2]
+    left, _, right, _ = Objects.of([kept]).boxes[0]
+    assert right > left
+
+
 @pytest.mark.parametrize("box", [(5, 1, 4, 9), (1, 5, 9, 4), (float("nan"), 1, 2, 3), (1, 1, float("inf"), 3)])
 def test_what_is_no_box(box):
     with pytest.raises(DataError, match=r"boxes\.json: the box .* in image a\.jpg is none"):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -120,7 +119,7 @@ def read_confusion(_: Path) -> ImageSet:
     """The images, their digits, and where these are."""
     images = {split: confusion(split) for split in COUNTS}
     splits = {split: LabelledImages(s.image, s.label, masks=s.digit_mask) for split, s in images.items()}
-    return ImageSet([str(d) for d in range(10)], splits, partial(digit_boxes, images["test"]))
+    return ImageSet([str(d) for d in range(10)], splits, lambda split: digit_boxes(images[split]))
 
 
 def digit_boxes(images: Confusion) -> Tensor:

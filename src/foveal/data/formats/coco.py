@@ -58,7 +58,10 @@ def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
         number, where = member(entry, "id", int, f"{path}, categories"), f"{path}, categories"
         if number in categories:
             raise DataError(f"{path} has two categories with id {number}; give each an id of its own")
-        categories[number] = member(entry, "name", str, where)
+        name = member(entry, "name", str, where)
+        if name in categories.values():
+            raise DataError(f"{path} has two categories with the name {name!r}; give each a name of its own")
+        categories[number] = name
     if not categories:
         raise DataError(f"{path} has no categories; list them under 'categories'")
     return dict(sorted(categories.items()))

@@ -47,12 +47,13 @@ def read_cub(folder: Path) -> ImageSet:
             raise DataError(f"{folder / 'train_test_split.txt'} leaves no image for {split}; get it again")
     samples = {split: LabelledImages.of_files(files, torch.tensor(labels)) for split, (files, labels) in listed.items()}
     has_boxes = (folder / "bounding_boxes.txt").is_file()
-    boxes = partial(_boxes, folder, samples["test"]) if has_boxes else None
+    boxes = partial(_boxes, folder, samples) if has_boxes else None
     return ImageSet([plain_name(name) for name in classes.values()], samples, boxes)
 
 
-def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
+def _boxes(folder: Path, splits: dict[str, LabelledImages], split: str) -> Tensor:
     """The bird of each image (N, 1, 5), as in :class:`~foveal.data.images.labelled.ImageSet`."""
+    samples = splits[split]
     path = folder / "bounding_boxes.txt"
     box_of = {image: box for image, *box in (row[:5] for row in read_rows(path, 5))}
     rows = read_rows(folder / "images.txt", 2)

@@ -35,7 +35,7 @@ UNSET = 9  # a label that no class file has given yet
 
 
 def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> ImageSet:
-    """Images of ``splits``, the last of which has boxes if there are any."""
+    """Images of ``splits``, with boxes if there are any."""
     main = folder / "ImageSets" / "Main"
     if not main.is_dir():
         raise DataError(f"{main} is missing; unpack the official VOCtrainval archive, which makes VOCdevkit")
@@ -44,7 +44,7 @@ def read_voc(folder: Path, splits: tuple[str, ...] = ("train", "val")) -> ImageS
         with collected():
             samples[split] = _read_split(folder, main, split)
     annotated = (folder / "Annotations").is_dir() and splits[-1] in samples
-    return ImageSet(list(VOC_CLASSES), samples, partial(_boxes, folder, samples[splits[-1]]) if annotated else None)
+    return ImageSet(list(VOC_CLASSES), samples, partial(_boxes, folder, samples) if annotated else None)
 
 
 def read_voc2007(folder: Path) -> ImageSet:
@@ -79,8 +79,9 @@ def _read_class(path: Path, number: dict[str, int], marks: Tensor) -> None:
         raise DataError(f"{path} has no line for image {missing}; get it again")
 
 
-def _boxes(folder: Path, samples: LabelledImages) -> Tensor:
+def _boxes(folder: Path, splits: dict[str, LabelledImages], split: str) -> Tensor:
     """Boxes of all objects (N, M, 5), as in :class:`~foveal.data.images.labelled.ImageSet`."""
+    samples = splits[split]
     boxes = [torch.empty(0, 5) for _ in range(len(samples))]
     for n in range(len(samples)):
         with collected():

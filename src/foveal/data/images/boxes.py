@@ -14,6 +14,7 @@ from torch import Tensor
 from foveal.data.problems import collected, note
 from foveal.errors import DataError
 
+LEAST_SIDE = 0.01  # pixels of a box; thinner ones have no area any more when they are resized and mirrored in float32
 COUNTS, DIFFICULT, CROWD = range(3)  # marks of objects: difficult ones and crowds are neither right nor wrong
 Target = dict[str, Any]
 
@@ -76,7 +77,7 @@ def checked(image: Annotated, source: Path) -> Annotated:
                 "left ≤ right and top ≤ bottom"
             )
         box = (max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
-        if box[2] - box[0] <= 0 or box[3] - box[1] <= 0:
+        if min(box[2] - box[0], box[3] - box[1]) < LEAST_SIDE:
             note(
                 f"{source}: the box {_shown(thing.box)} in image {image.file.name} of {width}×{height} pixels has no "
                 "area inside of the image; it is left out"

@@ -8,7 +8,8 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def check_images(form: Format, options: ImageOptions, root: Path | None, progres
                 yield problem
     if images.boxes is not None:
         with collecting() as problems, collected():
-            images.boxes()
+            images.boxes(_tested(images.splits))
         yield from (p for p in problems if not any(file in p.message for file in damaged))
 
 
@@ -112,6 +113,8 @@ class ImageData:
             raise UserError(
                 f"data.augment={self.augment} needs image files; {self.name} is held in memory: use small or none"
             )
+        if options.keep is not None:
+            images.splits["train"] = self._with_boxes(images)
         self._short = short_side(self.size) if files and self.augment != "small" else self.size
         self.splits = self._divide(images.splits)
         if files and self.held:  # only now, because each split is decoded as it is used
@@ -126,6 +129,17 @@ class ImageData:
         if problems:
             more = f"; {len(problems)} files cannot be read, `foveal data check {self.name}` names all"
             raise DataError(f"{problems[0]}{more if len(problems) > 1 else ''}")
+
+    def _with_boxes(self, images: ImageSet) -> LabelledImages:
+        """The training images with the boxes that their crops have to keep in view."""
+        if images.boxes is None:
+            raise UserError(f"data.keep={self.options.keep}: {self.name} has no boxes of objects here; leave it out")
+        if self.augment not in CROPPED or not self.held:
+            raise UserError(
+                f"data.keep={self.options.keep} is for crops of held images: add data.hold=true and data.augment=large "
+                "or crop"
+            )
+        return replace(images.splits["train"], boxes=images.boxes("train"))
 
     def _divide(self, splits: dict[str, LabelledImages]) -> dict[str, LabelledImages]:
         o = self.options
@@ -151,7 +165,7 @@ class ImageData:
             seen_as = partial(whole, short=short_side(self.size), enlarge=self.augment == "crop")
         pixels = cached(f"{self.name}-{split}", key, lambda: decode(samples, seen_as, self.options.workers, cropped))
         images = WholeImages.of(**pixels) if cropped else pixels["pixels"]
-        return LabelledImages(images, samples.labels, samples.valid)
+        return LabelledImages(images, samples.labels, samples.valid, boxes=samples.boxes)
 
     def _check_options(self) -> None:
         o = self.options
@@ -163,6 +177,8 @@ class ImageData:
             raise UserError(f"data.val_fraction={self.val_fraction}: expected 0 or more and less than 1")
         if not 0 < o.test_fraction < 1:
             raise UserError(f"data.test_fraction={o.test_fraction}: expected more than 0 and less than 1")
+        if o.keep is not None and not 0 < o.keep <= 1:
+            raise UserError(f"data.keep={o.keep}: expected more than 0 and at most 1")
         if not min(self.std) > 0:
             raise UserError(f"data.std={list(self.std)}: expected three numbers above 0")
 
@@ -190,7 +206,7 @@ class ImageData:
         """
         if self._boxes is None:
             return None
-        boxes = self._boxes()
+        boxes = self._boxes(_tested(self.official))
         return torch.cat([boxes[..., :1], boxes[..., 1:] * self._short + self.size / 2], 2)
 
     def held_on(self, split: str, device: torch.device) -> LabelledImages:
@@ -204,6 +220,7 @@ class ImageData:
                 samples.labels.to(device),
                 None if valid is None else valid.to(device),
                 None if masks is None else resized_masks(masks, self.size).to(device),
+                samples.boxes,
             )
         return self._on_device[key]
 
@@ -237,8 +254,18 @@ class ImageData:
             files = ImageFiles(samples, seen_as, augment_seed)
             return Batches(order, Collated(files), device, workers=self.options.workers)
         held = self.held_on(split, device)
-        options: dict[str, Any] = {"augment": self.augment, "flip": self.flip, "masks": masks}
+        options: dict[str, Any] = {
+            "augment": self.augment,
+            "flip": self.flip,
+            "masks": masks,
+            "keep": self.options.keep,
+        }
         return Batches(order, HeldImages(held, side=self.size, seed=augment_seed, **options), device)
+
+
+def _tested(splits: Collection[str]) -> str:
+    """The official split that models are tested on."""
+    return "test" if "test" in splits else "val"
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -78,6 +78,7 @@ class BoxData:
     Attributes:
         answers: names of the classes; the first has label 1.
         scenes: names of the classes of whole images, or None.
+        related: whether relations between objects are annotated.
         splits: the samples of ``train``, ``val`` and ``test``.
     """
 
@@ -96,6 +97,7 @@ class BoxData:
         self.answers, self.scenes, self.official = found.answers, found.scenes, tuple(found.splits)
         self.splits: dict[str, BoxedFiles | BoxedImages]
         self.splits = divide(found.splits, self.val_fraction, options.test_fraction, options.seed)
+        self.related = self.splits["test"].objects.related
         self.splits["train"] = self._training(self.splits["train"])
         self.held = self._holds()
         if self.held:

@@ -24,6 +24,9 @@ class ImageOptions:
         size: side of the images that the model sees.
         augment: ``large``, ``crop``, ``small`` or ``none`` (see :mod:`foveal.data.images.augment`).
         flip: whether the first three also mirror images.
+        keep: least part of the box of an object of each of its classes that a training image shows: of ten crops the
+            first that does, or else the whole image; null for any crop. For ``large`` and ``crop``, with ``hold`` and
+            boxes.
         val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
             choose by the test images, as some papers do.
         test_fraction: part of the images to test on, where the dataset has no official splits at all.
@@ -41,6 +44,7 @@ class ImageOptions:
     size: int | None = None
     augment: Literal["none", "small", "crop", "large"] | None = None
     flip: bool | None = None
+    keep: float | None = None
     val_fraction: float | None = None
     test_fraction: float = 0.2
     per_class: tuple[int, int] | None = None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from foveal.data.batches import CPU, Batch, Batches, EpochBatches
 from foveal.data.images.augment import crop_and_flip, crops, resized_crops, shifts
+from foveal.data.images.keeping import keeping, objects_in
 from foveal.data.images.labelled import LabelledImages, WholeImages
 from foveal.data.images.reading import read_image
 
@@ -32,15 +33,23 @@ class HeldImages:
         samples: of one split; whole images are always augmented.
         side: of the images that the model sees.
         seed: of a training epoch; None for no augmentation.
-        augment, flip: as in :class:`~foveal.data.images.classification.ImageOptions`.
+        augment, flip, keep: as in :class:`~foveal.data.images.classification.ImageOptions`.
         masks: whether batches carry the masks of the samples, which are augmented like the images.
     """
 
     def __init__(
-        self, samples: LabelledImages, *, side: int, seed: int | None, augment: str, flip: bool, masks: bool = False
+        self,
+        samples: LabelledImages,
+        *,
+        side: int,
+        seed: int | None,
+        augment: str,
+        flip: bool,
+        masks: bool = False,
+        keep: float | None = None,
     ) -> None:
         self.samples, self.masks = samples, samples.masks if masks else None
-        self.side, self.seed, self.augment, self.flip = side, seed, augment, flip
+        self.side, self.seed, self.augment, self.flip, self.keep = side, seed, augment, flip, keep
 
     def __call__(self, index: Tensor) -> Batch:
         """The samples with these numbers as one batch."""
@@ -63,11 +72,18 @@ class HeldImages:
         images = self.samples.images
         assert isinstance(images, WholeImages)
         assert self.seed is not None
-        number, size = torch.arange(len(self.samples)), images.size.cpu()
-        if self.augment == "crop":
-            part = crops(number, size, self.side, self.seed, self.flip)
+        number, size, boxes = torch.arange(len(self.samples)), images.size.cpu(), self.samples.boxes
+
+        def draw(seed: int) -> Tensor:
+            if self.augment == "crop":
+                return crops(number, size, self.side, seed, self.flip)
+            return resized_crops(number, size, seed, self.flip)
+
+        if self.keep is None or boxes is None:
+            part = draw(self.seed)
         else:
-            part = resized_crops(number, size, self.seed, self.flip)
+            objects = objects_in(boxes, self.samples.labels.cpu(), size)
+            part = keeping(draw, self.seed, size, objects, self.keep)
         height, width = part[:, 2:4].amax(0).tolist()
         return part.to(images.size.device), (height, width)
 

@@ -48,12 +48,14 @@ class LabelledImages:
         labels: class int64 (N,), or 0 and 1 for each class float (N, K) where an image may have several.
         valid: bool (N, K), false where the official evaluation leaves a label out; None if it counts all.
         masks: bool (N, H, W), where the labelled object is; None if the dataset does not say. Only with pixels.
+        boxes: of objects (N, M, 5), as in :class:`ImageSet`; None unless crops have to keep them in view.
     """
 
     images: Tensor | WholeImages | np.ndarray[Any, np.dtype[np.bytes_]]
     labels: Tensor
     valid: Tensor | None = None
     masks: Tensor | None = None
+    boxes: Tensor | None = None
 
     @classmethod
     def of_files(cls, files: Sequence[Path], labels: Tensor, valid: Tensor | None = None) -> LabelledImages:
@@ -82,8 +84,8 @@ class LabelledImages:
         """Those samples for which the bool tensor ``chosen`` (N,) is true, in order."""
         assert not isinstance(self.images, WholeImages)  # files are divided before they are decoded
         images = self.images[chosen] if isinstance(self.images, Tensor) else self.images[chosen.numpy()]
-        valid, masks = (None if values is None else values[chosen] for values in (self.valid, self.masks))
-        return LabelledImages(images, self.labels[chosen], valid, masks)
+        more = (None if values is None else values[chosen] for values in (self.valid, self.masks, self.boxes))
+        return LabelledImages(images, self.labels[chosen], *more)
 
 
 @dataclass(frozen=True)
@@ -93,13 +95,13 @@ class ImageSet:
     Attributes:
         answers: names of the classes.
         splits: the samples of ``train`` and of other official splits.
-        boxes: reads where objects are in the test images, float (N, M, 5): class, or -1 for no object, and x0, y0, x1,
-            y1 from the middle of the image in units of its short side. None if the dataset does not say.
+        boxes: reads where objects are in the images of a split, float (N, M, 5): class, or -1 for no object, and x0,
+            y0, x1, y1 from the middle of the image in units of its short side. None if the dataset does not say.
     """
 
     answers: list[str]
     splits: dict[str, LabelledImages]
-    boxes: Callable[[], Tensor] | None = None
+    boxes: Callable[[str], Tensor] | None = None
 
 
 def from_middle(box: tuple[float, float, float, float], width: float, height: float) -> list[float]:
