@@ -7,8 +7,8 @@ Rows, columns and titles of a table come from its recipes (``foveal.recipe.grids
 from __future__ import annotations
 
 TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
-    "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate"),
-    "aw": ("aw/cifar10", "aw/table1"),
+    "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate", "hattnet/paper-variants"),
+    "aw": ("aw/cifar10", "aw/cifar10-long", "aw/finetune-resnet50", "aw/finetune-lite0", "aw/table1"),
     "detect": ("aw/table2-lite", "aw/table2", "spatial/detection-lite", "spatial/detection"),
     "icasc": (
         "icasc/confusion",
@@ -16,7 +16,10 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "icasc/voc2012",
         "icasc/voc2012-lite",
         "icasc/ablation",
+        "icasc/gentle",
+        "icasc/voc2012-resnet50",
         "icasc/cub100-lite",
+        "icasc/cub200-resnet50",
         "icasc/cifar100",
         "icasc/caltech256",
         "icasc/imagenet",
@@ -31,6 +34,20 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/ablations",
         "fan/table6-yahoo",
     ),
+    "detect-demo": ("demo/detect",),
+    "fan-vision": (
+        "fan/table1-lite",
+        "fan/vcoco-lite",
+        "fan/table3-lite",
+        "fan/table7-lite",
+        "fan/table5-lite",
+        "fan/table1",
+        "fan/table3",
+        "fan/table4",
+        "fan/table7",
+        "fan/table9",
+        "fan/table5",
+    ),
     "spatial": (
         "spatial/segmentation",
         "spatial/camvid",
@@ -40,9 +57,11 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "spatial/cityscapes",
     ),
     "translation": ("spatial/translation-lite", "spatial/translation"),
+    "zoo": ("zoo/digits",),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
+    "demo/detect",
     "fan/table6",
     "hattnet/soft-rate",
     "icasc/confusion",
@@ -55,6 +74,7 @@ UNTIMED = {  # runs shared their GPU with changing others, so times of steps are
     "spatial/cityscapes-small",
     "spatial/rate",
     "spatial/atlas",
+    "zoo/digits",
 }
 AGAIN = {  # the model of another row, measured in another way: not in README.md
     "icasc/voc2012-lite/baseline-gradcam",

@@ -223,3 +223,18 @@ def models() -> str:
     from foveal.models.registry import summary
 
     return "\n".join(["| name | what it is |", "|---|---|", *(f"| `{n}` | {summary(n)} |" for n in list_models())])
+
+
+def zoo() -> str:
+    """The cards of trained models."""
+    from foveal.metric_info import metric_info
+    from foveal.runs.zoo import cards
+
+    lines = ["| name | what it answers | trained on | test | recipe, code | licence |", "|---|---|---|---|---|---|"]
+    for name, card in cards().items():
+        infos = [(metric_info(key), value) for key, value in card.metrics.items()]
+        test = "<br>".join(f"{info.title} {info.with_unit(value, 2)}" for info, value in infos if info.better)
+        made = f"`{card.recipe}`, {card.revision}; {card.hardware}, torch {card.torch}"
+        what = f"{card.about} {card.title}, {card.parameters:,} parameters."
+        lines.append(f"| `{name}` | {what} | {card.data} | {test} | {made} | {card.licence} |")
+    return "\n".join(lines)

@@ -58,6 +58,6 @@ def _cell(row: Row) -> str:
     '1.42× (1.05×)'
     """
     if row["error"]:
-        return "does not run"
+        return "no usual place" if "no usual place" in row["error"] else "does not run"
     later = f"; {float(row['first s']) - float(row['plain first s']):+.1f} s" if row["first s"] else ""
     return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×{later})"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from expected import AGAIN, COMPARED, TABLES, UNTIMED
 
@@ -130,22 +132,28 @@ def splits(name: str, folder: Path = RESULTS) -> str:
 
 def comparisons(paper: str, folder: Path = RESULTS) -> str:
     """Differences between cells of ``results/PAPER.csv``, runs of the same seed in pairs."""
-    from foveal.reproduce.comparing import compare
+    from foveal.reproduce import compare, together
 
     path = folder / f"{paper}.csv"
     measured = {(row["metric"], row["recipe"]) for row in read(path)}
-    lines = ["| metric | from | to | points | 95 % interval | p | seeds |", "|---|---|---|---:|---:|---:|---:|"]
-    for metric, first, second in COMPARED[paper]:
-        if {(metric, first), (metric, second)} <= measured:
-            test, info = compare(path, first, second, metric), metric_info(metric)
-            points, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
-            title = info.title[:1].lower() + info.title[1:]
-            lines.append(
-                f"| {title} | `{first}` | `{second}` | {points} | {low} to {high} | {test.p:.2g} | {test.seeds} |"
-            )
-    if len(lines) == 2:
+    pairs = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= measured]
+    if not pairs:
         return f"{MISSING.capitalize()}."
-    return "\n".join([*lines, "", f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric METRIC`."])
+    tests = together([compare(path, one, other, metric) for metric, one, other in pairs])
+    many = tests[0].holm is not None
+    heads = ["metric", "from", "to", "points", "95 % interval", "p", *["p (Holm)"] * many, "seeds"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
+    for (metric, one, other), test in zip(pairs, tests, strict=True):
+        info = metric_info(metric)
+        points, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
+        title = info.title[:1].lower() + info.title[1:]
+        values = [f"{p:.2g}" for p in (test.p, test.holm) if p is not None]
+        cells = [title, f"`{one}`", f"`{other}`", points, f"{low} to {high}", *values, str(test.seeds)]
+        lines.append(f"| {' | '.join(cells)} |")
+    about = f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric METRIC`."
+    if many:
+        about += f" The last p is corrected for all {len(tests)} tests of this table (Holm); intervals are of one test."
+    return "\n".join([*lines, "", about])
 
 
 def read(path: Path) -> list[Row]:
@@ -169,11 +177,12 @@ def block(title: str, table: Table, metric: str) -> str:
     ran = {(row["model"], row["dataset"]) for row in table.rows}
     columns = table.all_datasets(rows)
     costs = len(columns) == 1 and any(row.get("step_seconds") for row in rows)
+    signs = older_signs(rows)
     heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and table.timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in table.all_models(rows):
         keys = [(model, dataset) for dataset in columns]
-        cells = ["–" if key not in values and key in ran else cell(values.get(key)) for key in keys]
+        cells = ["–" if key not in values and key in ran else cell(values.get(key), signs) for key in keys]
         cells += cost(values.get(keys[0]), table.timed) if costs else []
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
@@ -185,12 +194,13 @@ def side_by_side(title: str, table: Table) -> str:
     rows = [row for row in table.rows if row["metric"] in metrics]
     values = {(row["model"], row["metric"]): row for row in rows}
     costs = any(row.get("step_seconds") for row in rows)
+    signs = older_signs(rows)
     heads = [*map(head, metrics), *["Parameters"] * costs, *["ms a step"] * (costs and table.timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in table.all_models(rows):
         ran = [row for row in rows if row["model"] == model]
         measured = [values.get((model, metric)) for metric in metrics]
-        cells = ["–" if row is None and ran else cell(row) for row in measured]
+        cells = ["–" if row is None and ran else cell(row, signs) for row in measured]
         cells += cost(ran[0] if ran else None, table.timed) if costs else []
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
@@ -230,8 +240,8 @@ def cost(row: Row | None, timed: bool = True) -> list[str]:
     return ["" if row is None else f"{int(row['parameters']):,}", *[step] * timed]
 
 
-def cell(row: Row | None) -> str:
-    r"""``ours ± spread (published)``; a star marks embedded data.
+def cell(row: Row | None, signs: Mapping[str, str] = MappingProxyType({})) -> str:
+    r"""``ours ± spread (published)``; a star marks embedded data, other signs what is of older code.
 
     >>> cell({"metric": "accuracy", "mean": "0.9812", "std": "0.001", "published": "0.9851", "embedded": "False"})
     '98.12 ± 0.10 (98.51)'
@@ -241,7 +251,7 @@ def cell(row: Row | None) -> str:
     if row is None:
         return MISSING
     ours = show(row, spread="std")
-    star = r"\*" if row["embedded"] == "True" else ""
+    star = (r"\*" if row["embedded"] == "True" else "") + signs.get(row.get("older", ""), "")
     return f"{ours}{star} ({show(row, 'published')})" if row["published"] else f"{ours}{star}"
 
 
@@ -250,10 +260,36 @@ def conditions(rows: Collection[Row]) -> str:
     counts = sorted({int(row["seeds"]) for row in rows})
     seeds = f"{counts[0]} seed{'s' * (counts[-1] > 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     precision = ", ".join(sorted({row["precision"] for row in rows}))
-    hardware = "; ".join(sorted({row["hardware"] for row in rows}))
+    hardware = "; ".join(sorted({_machine(row) for row in rows}))
+    revisions = sorted({row["revision"] for row in rows if row.get("revision")})
+    code = f"; code {', '.join(revisions)}" if revisions else ""
     embedded = any(row["embedded"] == "True" for row in rows)
     stand_in = " \\* on embedded data, not the paper's: do not compare." if embedded else ""
-    return f"{seeds.capitalize()}; precision {precision}; {hardware}.{stand_in}"
+    return f"{seeds.capitalize()}; precision {precision}; {hardware}{code}.{stand_in}{_older(rows)}"
+
+
+def older_signs(rows: Collection[Row]) -> dict[str, str]:
+    """A sign for each reason why some rows of a table are of older code; none where it is the same for all of them.
+
+    >>> older_signs([{"older": "a"}, {"older": ""}, {"older": "b"}, {"older": "a"}]), older_signs([{"older": "a"}] * 2)
+    ({'a': '†', 'b': '‡'}, {})
+    """
+    reasons = _once(row.get("older") or "" for row in rows)
+    return {} if len(reasons) == 1 else dict(zip(filter(None, reasons), _signs(), strict=False))
+
+
+def _signs() -> Iterator[str]:
+    return (sign * times for times in itertools.count(1) for sign in "†‡")
+
+
+def _older(rows: Collection[Row]) -> str:
+    """What the signs mean, or why all rows are of older code."""
+    signs = older_signs(rows) or {reason: "" for row in rows if (reason := row.get("older"))}
+    return "".join(f" {sign} Older code: {reason}.".replace("  ", " ") for reason, sign in signs.items())
+
+
+def _machine(row: Row) -> str:
+    return f"{row['hardware']}, torch {row['torch']}" if row.get("torch") else row["hardware"]
 
 
 def _once(names: Iterable[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ A table stands between two marks, so that it can be read in the repository as we
                                                                          part, training and inference
     <!-- datasets -->                                <!-- /datasets -->   what is registered
     <!-- models -->                                  <!-- /models -->
+    <!-- zoo -->                                     <!-- /zoo -->        cards of trained models
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import listings
 from prices import prices
 from result_tables import MISSING, RESULTS, ROOT, Table, block, read
 
-PAGES = [ROOT / page for page in ("README.md", "docs/recipes.md", "docs/insert.md", "docs/data.md")]
-MARKED = re.compile(r"<!-- (table|keys|prices|datasets|models)(?::([^>]+))? -->\n.*?<!-- /\1 -->", re.DOTALL)
+PAGES = [ROOT / page for page in ("README.md", "docs/recipes.md", "docs/insert.md", "docs/data.md", "docs/zoo.md")]
+MARKED = re.compile(r"<!-- (table|keys|prices|datasets|models|zoo)(?::([^>]+))? -->\n.*?<!-- /\1 -->", re.DOTALL)
 
 
 def rewritten(text: str) -> str:
@@ -46,7 +47,7 @@ def generated(kind: str, what: str) -> str:
         return listings.keys_of(what)
     if kind == "prices":
         return prices(what)
-    return listings.datasets() if kind == "datasets" else listings.models()
+    return {"datasets": listings.datasets, "models": listings.models, "zoo": listings.zoo}[kind]()
 
 
 def _results(paper: str, name: str, metric: str) -> str:

@@ -79,16 +79,20 @@ def metric_info(key: str, stored: Mapping[str, Any] | None = None) -> MetricInfo
 
     >>> metric_info("my_new_metric").heading
     'My new metric, %'
+
+    ``KEY/PART`` is a part of a metric, such as a class; ``KEY@NUMBER`` is the metric at a setting, and stands in tables
+    as any other.
     """
     if stored is not None:
         known = {name: stored[name] for name in ("title", "unit", "better", "about") if name in stored}
         return MetricInfo(key, **{"title": _title(key), **known})
     if key in registry.metrics:
         return registry.metrics.get(key)
-    base, _, part = key.partition("/")
-    if part and base in registry.metrics:
-        info = registry.metrics.get(base)
-        return MetricInfo(key, f"{info.title}, {part}", info.unit, info.better, info.about)
+    for mark, words in (("/", ", "), ("@", " at ")):
+        base, _, part = key.partition(mark)
+        if part and base in registry.metrics:
+            info = registry.metrics.get(base)
+            return MetricInfo(key, f"{info.title}{words}{part}", info.unit, info.better, info.about)
     return MetricInfo(key, _title(key))
 
 

@@ -115,6 +115,7 @@ def test_reproduce_and_compare(call, table):
     assert narrow[4] == "25.00"
     assert "±" in narrow[5]
     assert narrow[6] == "2"
+    assert "widths.yaml/wide − widths.yaml/narrow: accuracy" in out
     assert (table / "runs/widths/report.html").exists()
     rows = list(csv.DictReader((table / "rows.csv").open()))
     assert {(row["recipe"], row["run_seeds"]) for row in rows} == {

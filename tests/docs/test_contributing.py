@@ -37,7 +37,7 @@ def test_rooms_are_those_of_the_contract():
     assert [re.findall(r"`(\w+)`", row) for row in rows] == [
         [name.strip().removeprefix("foveal.") for name in layer.split("|")] for layer in layers
     ]
-    known = {path.stem for path in (ROOT / "src/foveal").iterdir() if path.stem not in ("recipes", "benchmarks")}
+    known = {path.stem for path in (ROOT / "src/foveal").iterdir() if path.stem not in ("recipes", "benchmarks", "zoo")}
     assert known - {"__init__", "__main__", "__pycache__", "py"} == {
         name for row in rows for name in re.findall(r"\w+", row)
     }

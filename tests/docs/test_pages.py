@@ -233,7 +233,7 @@ def test_markers_of_all_pages_are_filled() -> None:
     for page in ROOT.glob("docs/**/*.md"):
         text = page.read_text(encoding="utf-8")
         left = re.findall(r"<!-- (\w+)", hooks.on_page_markdown(text))
-        assert set(left) <= {"table", "keys", "datasets", "models", "prices"}, name(page)
+        assert set(left) <= {"table", "keys", "datasets", "models", "prices", "zoo"}, name(page)
         assert len(left) == len(re.findall(r"<!-- /\w+ -->", text)), f"{name(page)}: a mark is not closed"
 
 

@@ -561,3 +561,8 @@ def test_another_optimiser_inherits_only_the_keys_that_it_has():
 def test_what_names_no_recipe(name):
     with pytest.raises(UserError, match="name of a recipe or the path of a YAML file"):
         load(name)
+
+
+def test_overrides_that_are_one_text():
+    with pytest.raises(UserError, match=r"must be a list, such as \['train.epochs=1'\]"):
+        load("demo/classify", "train.epochs=1")

@@ -234,18 +234,18 @@ def test_an_old_file_chooses_another_optimiser(write):
     assert load(write(text)).optim == SGD(lr=0.003, momentum=0.5, clip=5.0, schedule=OneCycle())
 
 
-ACH = "icasc/voc2012-lite/ach"  # sharpens blocks.4 and bn2 with the channel maps that it measures
+ACH = "icasc/voc2012-lite/ach"  # sharpens blocks.5.0.bn1 and bn2 with the channel maps that it measures
 
 
 @pytest.mark.parametrize(
     ("section", "layers", "trained"),
     [
-        ("{theta: 0.7}", ["blocks.4", "bn2"], True),
+        ("{theta: 0.7}", ["blocks.5.0.bn1", "bn2"], True),
         ("{inner: blocks.3}", ["blocks.3", "bn2"], True),
         ("{inner: null}", ["bn2"], True),
         (
             "{weight_dict: {separability_inner: 0, separability_last: 0, consistency_inner: 0}}",
-            ["blocks.4", "bn2"],
+            ["blocks.5.0.bn1", "bn2"],
             False,
         ),
     ],

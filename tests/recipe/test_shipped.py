@@ -19,26 +19,36 @@ from foveal.typed import parse
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "results").glob("*.csv"))
 TABLES = {  # rows and columns
     "aw/cifar10": (6, 1),
+    "aw/cifar10-long": (6, 1),
+    "aw/finetune-lite0": (7, 2),
+    "aw/finetune-resnet50": (7, 2),
     "aw/table1": (17, 1),
     "aw/table2": (6, 1),
     "aw/table2-lite": (6, 1),
-    "demo/detect": (3, 0),
+    "demo/detect": (5, 0),
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
     "demo/segment": (3, 0),
     "demo/translate": (3, 0),
     "fan/ablations": (8, 1),
     "fan/controls": (2, 1),
+    "fan/table1": (4, 1),
     "fan/table1-lite": (5, 1),
+    "fan/table3": (7, 1),
     "fan/table3-lite": (7, 1),
+    "fan/table4": (3, 2),
     "fan/table5": (5, 1),
     "fan/table5-lite": (5, 1),
     "fan/table6": (4, 1),
     "fan/table6-ours": (4, 1),
     "fan/table6-stripped": (4, 1),
     "fan/table6-yahoo": (3, 2),
+    "fan/table7": (2, 1),
     "fan/table7-lite": (2, 1),
     "fan/table8": (4, 1),
+    "fan/table9": (2, 1),
+    "fan/vcoco-lite": (5, 1),
+    "hattnet/paper-variants": (4, 3),
     "hattnet/soft-rate": (2, 2),
     "hattnet/table1": (5, 3),
     "hattnet/table1-ours": (5, 3),
@@ -50,9 +60,12 @@ TABLES = {  # rows and columns
     "icasc/confusion-ablation": (8, 1),
     "icasc/cub100-lite": (4, 1),
     "icasc/cub200": (6, 1),
+    "icasc/cub200-resnet50": (6, 1),
+    "icasc/gentle": (11, 1),
     "icasc/imagenet": (3, 1),
     "icasc/voc2012": (3, 1),
     "icasc/voc2012-lite": (4, 1),
+    "icasc/voc2012-resnet50": (6, 1),
     "spatial/atlas": (16, 3),
     "spatial/camvid": (11, 1),
     "spatial/cityscapes": (7, 1),
@@ -63,6 +76,7 @@ TABLES = {  # rows and columns
     "spatial/segmentation": (11, 1),
     "spatial/translation": (33, 1),
     "spatial/translation-lite": (8, 2),
+    "zoo/digits": (1, 0),
 }
 
 
@@ -119,9 +133,9 @@ def test_mechanisms_that_segmentation_and_detection_insert():
 
     sections = {}
     for name in available():
-        if (
-            name.startswith(("demo/segment/", "demo/detect/", "spatial/", "aw/table2"))
-            and load(name).task != "translate"
+        if name.startswith(("demo/segment/", "demo/detect/", "spatial/", "aw/table2", "fan/")) and load(name).task in (
+            "segment",
+            "detect",
         ):
             section = {"options": {"layers": [1, 1, 1, 1]}, **load(name).model, "width": 8}
             section.pop("checkpoint", None)
@@ -209,17 +223,27 @@ def test_former_names():
 
 def test_every_cell_of_a_table_had_one_former_name():
     new = (
+        "aw/cifar10-long/",
+        "aw/finetune-",
         "aw/table2",
         "demo/detect/",
         "demo/segment/",
         "demo/translate/",
         "fan/controls/",
-        "fan/table1-lite",
-        "fan/table3-lite",
+        "fan/table1",
+        "fan/table3",
+        "fan/table4",
         "fan/table5",
-        "fan/table7-lite",
+        "fan/table7",
+        "fan/table9",
+        "fan/vcoco-lite",
+        "hattnet/paper-variants/",
         "hattnet/soft-rate/",
+        "icasc/cub200-resnet50/",
+        "icasc/gentle/",
+        "icasc/voc2012-resnet50/",
         "spatial/",
+        "zoo/",
     )
     cells = {name for name in available() if name != "demo/classify" and not name.startswith(new)}
     assert cells - set(former_names().values()) == set()
@@ -311,7 +335,36 @@ def test_results_are_those_of_cells(path):
         grid, cell, hint = find_cell(row["recipe"])
         assert hint is None, row["recipe"]
         assert row["table"] == grid.name
-        assert (row["model"], row["dataset"]) == grid.titles(cell)
+        model, column = grid.titles(cell)
+        assert (row["model"], row["dataset"]) == (model, column or row["dataset"])  # no column: that of the data
         published = grid.numbers(cell).get(row["metric"])
         assert row["published"] == ("" if published is None else f"{published:g}"), row
         assert row["precision"] == precisions[row["recipe"]], row["recipe"]
+
+
+def test_detectors_of_fan_are_trained_as_in_the_paper():
+    """The settings that the paper states, in every cell of its tables of detection."""
+    tables = ("table1", "table3", "table4", "table7", "table9")
+    cells = [f"fan/{table}/{cell}" for table in tables for cell in grids()[f"fan/{table}"].cells()]
+    assert len(cells) == 4 + 7 + 6 + 2 + 2
+    for name in cells:
+        recipe = load(name)
+        model, optim, train = recipe.model, recipe.optim, recipe.train
+        assert (model["backbone"], model["fpn"]) == ("resnet101", False), name
+        assert model["proposals_train"] == model["proposals_test"] == model["regions"] == 300, name
+        assert (optim.name, optim.lr, optim.momentum, optim.schedule.epochs) == ("sgd", 5e-4, 0.9, (5,)), name
+        assert (train.batch, train.epochs, train.select) == (2, 8, "last"), name
+        supervised = not name.endswith(("plain", "unsup"))
+        assert recipe.loss.weights.get("relation") == (0.01 if supervised else None), name
+        assert ("insert" in model) == (not name.endswith("plain")), name
+    assert load("fan/table1/mat-focal").published["relation_recall@5000"] == 0.699
+    assert load("fan/table4/minicoco-sup").published == {"box_ap": 0.279, "box_ap50": 0.478}
+
+
+def test_scenes_of_fan_stand_on_its_detectors():
+    """The folders that the rows of tables 5 name are runs of cells that exist."""
+    for table in ("fan/table5", "fan/table5-lite"):
+        for cell in grids()[table].cells():
+            folder = load(f"{table}/{cell}").model["detector"].get("folder")
+            if folder is not None:
+                assert load(folder.removeprefix("runs/").removesuffix("/seed0")).task == "detect"

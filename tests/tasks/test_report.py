@@ -298,3 +298,9 @@ def test_the_same_on_other_data_is_said_once():
     runs = [run for part in parts for group in part.groups for run in group.runs]
     said = "Three models were shown pictures and asked for what they show (3 classes; 10 classes). Below"
     assert _lede(runs, parts).startswith(said)
+
+
+@pytest.mark.parametrize("where", [None, []])
+def test_no_folder_at_all(where):
+    with pytest.raises(RunError, match="run folder"):
+        report(where)

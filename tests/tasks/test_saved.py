@@ -82,3 +82,9 @@ def test_damaged(tmp_path):
         foveal.load(tmp_path)
     with pytest.raises(UserError, match="plain values"):
         foveal.save(nn.ReLU(), tmp_path, "x", option=nn.ReLU())
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot make the folder"):
+        foveal.save(attended_network(), tmp_path / "file" / "inside")

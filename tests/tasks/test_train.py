@@ -17,7 +17,7 @@ from forked import Forked, run_command, start
 from lightning.pytorch.loggers import CSVLogger
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from tiny import RECIPE, tiny_recipe, wait_for_epochs, write_recipe
+from tiny import RECIPE, SHARPEN, tiny_recipe, wait_for_epochs, write_recipe
 from torch.nn.utils import get_total_norm
 
 import foveal
@@ -93,6 +93,7 @@ def test_the_header_says_what_the_run_is(finished):
         "dataset": "MREF",
         "embedded": True,
         "plugins": [],
+        "jobs": 1,
     }
 
 
@@ -642,6 +643,11 @@ def test_fit_needs_a_recipe(tmp_path):
         fit({}, tmp_path / "run")
 
 
+def test_fit_needs_a_folder(tmp_path):
+    with pytest.raises(UserError, match=r"such as 'runs/mine', got None"):
+        fit(tiny_recipe(tmp_path), None)
+
+
 class Epochs(L.Callback):
     """Notes the epochs it saw."""
 
@@ -681,3 +687,37 @@ def test_callbacks_and_loggers_that_cannot_be_made(tmp_path, change, advice):
     with pytest.raises(UserError, match=advice):
         fit(tiny_recipe(tmp_path, change), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
+
+
+def test_repeatable_runs_choose_deterministic_algorithms(tmp_path, monkeypatch):
+    """Otherwise cuDNN searches for the fastest convolutions, and may find others in the next run."""
+    seen = []
+
+    class Watching(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            seen.append(
+                (torch.backends.cudnn.benchmark, deterministic, torch.is_deterministic_algorithms_warn_only_enabled())
+            )
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    try:
+        for name, change in (("plain", []), ("again", ["train.repeatable=true"]), ("last", [])):
+            fit(
+                tiny_recipe(tmp_path, "train.epochs=1", *change),
+                tmp_path / name,
+                progress=False,
+                callbacks=[Watching()],
+            )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [(True, False, False), (False, True, True), (True, False, False)]
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    states = []
+    for name in ("one", "two"):
+        fit(tiny_recipe(tmp_path, "train.repeatable=true", text=SHARPEN), tmp_path / name, progress=False)
+        states.append(weights(tmp_path / name))
+    torch.testing.assert_close(*states, rtol=0, atol=0)

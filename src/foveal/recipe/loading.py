@@ -39,6 +39,8 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """
     if not isinstance(name, str | Path):
         raise UserError(f"load needs the name of a recipe or the path of a YAML file, got {name!r}")
+    if isinstance(overrides, str):
+        raise UserError(f"overrides must be a list, such as [{overrides!r}]")
     raw = upgraded(read(name))
     raw.setdefault("name", str(name))
     overrides = list(overrides)

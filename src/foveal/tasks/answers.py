@@ -127,7 +127,12 @@ def normalised(image: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def sample_tensors(
-    batch: Mapping[str, Tensor], logits: Tensor, multilabel: bool, gates: Mapping[str, Tensor], combined: Tensor | None
+    batch: Mapping[str, Tensor],
+    logits: Tensor,
+    multilabel: bool,
+    gates: Mapping[str, Tensor],
+    combined: Tensor | None,
+    most: int = SAMPLES,
 ) -> dict[str, Tensor]:
     """A few samples of a batch: what was asked, what was answered, and where the model looked.
 
@@ -137,13 +142,14 @@ def sample_tensors(
         multilabel: whether several answers may hold at once.
         gates: attention maps by site, each (N, h, w).
         combined: all of them combined, (N, H, W), or None if there are none.
+        most: how many, spread over the batch.
     """
     kept: dict[str, Tensor] = {key: batch[key] for key in ("image", "query", "label", "mask") if key in batch}
     kept["probability"], kept["prediction"] = answers(logits, multilabel)
     if combined is not None:
         kept["map"] = combined
     kept |= {f"gate.{i}": values for i, values in enumerate(gates.values())}
-    spread = torch.linspace(0, len(logits) - 1, min(SAMPLES, len(logits)), device=logits.device).long()
+    spread = torch.linspace(0, len(logits) - 1, min(most, len(logits)), device=logits.device).long()
     return {key: tensor[spread].detach().cpu() for key, tensor in kept.items()}
 
 

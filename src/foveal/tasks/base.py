@@ -29,6 +29,7 @@ from foveal.tasks.attention_losses import AttentionLosses
 from foveal.tasks.optim import fused_step, optimiser, schedule
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.results import Results
+from foveal.tasks.sharding import split
 from foveal.typed import check_names
 
 if TYPE_CHECKING:
@@ -189,6 +190,10 @@ class Task(L.LightningModule):
         """Backward pass, in the thread of the step if the recipe says so."""
         with torch.autograd.set_multithreading_enabled(self.recipe.train.threads_backward):
             loss.backward(*args, **kwargs)
+
+    def configure_model(self) -> None:
+        """Split the weights over processes if the strategy does so."""
+        split(self.model, self.trainer.strategy)
 
     def configure_optimizers(self) -> Any:
         """The recipe's optimiser, its rate set anew at every step."""

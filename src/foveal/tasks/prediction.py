@@ -69,7 +69,7 @@ def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = No
     """What the model of ``run`` says about an input, and where it looks.
 
     Args:
-        run: a finished run folder.
+        run: a finished run folder, or a model that comes with foveal.
         inputs: what the task takes: an image file, an image file and a query, a text or a text file, ….
         beside: another run of the same task, asked the same and drawn beside.
         options: the task's own, such as ``label``, the true class.

@@ -68,7 +68,8 @@ class ReportWords:
 
 def report(run_dir: str | Path | Sequence[str | Path], out: str | Path | None = None) -> Path:
     """Write ``report.html``, see :func:`foveal.see.report`."""
-    path, content = _place(run_dir, out), page(read_runs(run_dir))
+    content = page(read_runs(run_dir))
+    path = _place(run_dir, out)
     for problem in content.problems:
         warnings.warn(problem, DamagedRunWarning, stacklevel=2)
     write_text(path, render(content), "Give another place with `out`")

@@ -36,7 +36,10 @@ def save(model: nn.Module, folder: str | Path, name: str | None = None, **option
     if not isinstance(model, nn.Module):
         raise UserError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {place}: {error.strerror}") from error
     description = {"format": 1, "name": name, "options": options, "inserted": inserted(model)}
     try:
         text = json.dumps(description, indent=1) + "\n"
@@ -51,7 +54,8 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """A trained model in eval mode, with the attention that it was trained with.
 
     Args:
-        folder: what :func:`save` wrote, or a run folder.
+        folder: what :func:`save` wrote, a run folder, or the name of a model that comes with foveal, such as
+            ``hattnet_ctx`` (``foveal list zoo``).
         model: the plain network, for a model that was saved without a name; it is changed in place.
 
     >>> import tempfile, timm, torch, foveal

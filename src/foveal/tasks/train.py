@@ -31,9 +31,11 @@ from foveal.recipe import Recipe, complete
 from foveal.runs import RunFolder, Stored, find_run
 from foveal.runs.checkpoints import SafeCheckpointIO
 from foveal.runs.folder import quoted, resume_advice
+from foveal.runs.zoo import in_zoo
 from foveal.tasks.averaging import averaging_callback
 from foveal.tasks.base import Task, find_task, make_task
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
+from foveal.tasks.sharding import load_whole, split_weights
 from foveal.typed import parse
 
 T = TypeVar("T")
@@ -142,7 +144,7 @@ def _trainer(recipe: Recipe, out: Path, callbacks: Sequence[L.Callback], loggers
         "accelerator": train.accelerator,
         "devices": train.devices,
         "num_nodes": train.nodes,
-        "strategy": train.strategy,
+        "strategy": split_weights(train) if train.strategy == "fsdp2" else train.strategy,
         "precision": PRECISIONS[train.precision],
         "max_epochs": train.epochs,
         "check_val_every_n_epoch": train.check_every,
@@ -151,7 +153,8 @@ def _trainer(recipe: Recipe, out: Path, callbacks: Sequence[L.Callback], loggers
         "reload_dataloaders_every_n_epochs": 1,
         "num_sanity_val_steps": 0,
         "inference_mode": False,
-        "benchmark": True,
+        "benchmark": not train.repeatable,
+        "deterministic": "warn" if train.repeatable else False,
         "use_distributed_sampler": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
@@ -182,6 +185,7 @@ def fit(
     progress: bool = True,
     callbacks: Sequence[L.Callback] = (),
     logger: Logger | Sequence[Logger] = (),
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
 
@@ -196,6 +200,7 @@ def fit(
         progress: show a progress bar.
         callbacks: further callbacks of Lightning's Trainer; ``train.callbacks`` of a recipe names some as well.
         logger: one of Lightning's loggers or several, beside ``train.loggers`` of the recipe.
+        jobs: how many runs share the machine; ``run.json`` says it, because they share its speed too.
 
     Returns:
         The content of ``result.json``.
@@ -203,6 +208,8 @@ def fit(
     if not isinstance(recipe, Recipe):
         kind = type(recipe).__name__
         raise UserError(f"fit needs a recipe, such as foveal.recipe.load('demo/classify'), got {kind}")
+    if not isinstance(out, str | Path):
+        raise UserError(f"fit needs the run folder as its second argument, such as 'runs/mine', got {out!r}")
     _quiet()
     folder, recipe = RunFolder(Path(out)), complete(recipe)
     folder.check(recipe)
@@ -220,8 +227,8 @@ def fit(
         [*_callbacks(task, folder, progress), *own],
         [*loggers, *_loggers(recipe, folder.path)],
     )
-    header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names()}
-    with folder.opened(recipe, header) if not _follower() else contextlib.nullcontext(), _stoppable(folder):
+    header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names(), "jobs": jobs}
+    with folder.opened(recipe, header) if not is_follower() else contextlib.nullcontext(), _stoppable(folder):
         resumed = folder.last if folder.last.exists() else None
         if resumed is not None:
             _chosen(recipe, folder)  # without it, the last epoch would be trained for nothing
@@ -251,8 +258,8 @@ def _callbacks(task: Task, folder: RunFolder, progress: bool) -> list[L.Callback
     return callbacks
 
 
-def _follower() -> bool:
-    """Whether another process started this one to train with it and does the writing."""
+def is_follower() -> bool:
+    """Whether another process trains with this one, perhaps on another node, and does the writing."""
     return getattr(rank_zero_only, "rank", 0) != 0
 
 
@@ -278,7 +285,7 @@ def _mend(recipe: Recipe, folder: RunFolder, data: str | Path | None) -> None:
     try:
         _weights(folder)
     except RunError:
-        if not _follower():
+        if not is_follower():
             _chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
             source = build_source(recipe, data)
             with folder.opened(recipe, {}):
@@ -310,7 +317,7 @@ def _weights(folder: RunFolder) -> Stored:
 def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
     """What the test of the weights in ``folder`` gives."""
     recipe, source = task.recipe, task.source
-    task.model.load_state_dict(_weights(folder).tensors)
+    load_whole(task.model, _weights(folder).tensors)
     _trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
     rows = folder.epochs()
     scores = {row["epoch"]: row[task.val_key] for row in rows if task.val_key in row}
@@ -345,7 +352,7 @@ def _keep(task: Task, result: dict[str, Any], folder: RunFolder, otherwise: str)
 def evaluate(
     out: str | Path, *, data: str | Path | None = None, tell: Callable[[dict[str, Any]], None] | None = None
 ) -> dict[str, Any]:
-    """Test the finished run in ``out`` again and rewrite its result.
+    """Test the finished run in ``out`` again and rewrite its result; that of a model of the zoo is not kept.
 
     Args:
         out: the run folder.
@@ -361,7 +368,7 @@ def evaluate(
         result = _test(task, folder)
     if tell is not None:
         tell(result)
-    if not _follower():
+    if not is_follower() and not in_zoo(folder.path):
         again = f"foveal test {quoted(folder.path)}"
         _keep(task, result, folder, f"Free some space or make the folder writable, then test again with: {again}")
     return result

@@ -164,7 +164,7 @@ SIZES = {  # of the inner and the last map, as in the paper's tables
     "icasc/cub200/resnet101-ach": ((28, 1024), (14, 2048)),
     "icasc/caltech256/vgg19-ach": ((37, 512), (18, 512)),
     "icasc/cifar100/ach": ((16, 32), (8, 64)),
-    "icasc/voc2012-lite/ach": ((12, 112), (6, 1280)),
+    "icasc/voc2012-lite/ach": ((12, 672), (6, 1280)),
 }
 
 

@@ -111,9 +111,25 @@ def test_samples_with_the_maps_of_the_gates(run):
     torch.testing.assert_close(samples.map, attention_map(list(samples.gates), (8, 8)))
     assert samples.answers == tuple("0123456789")
     logits, label = run.asked()
-    first = torch.linspace(0, 99, 12).long()
-    torch.testing.assert_close(samples.probability, logits.softmax(1)[first], rtol=1e-4, atol=1e-6)
-    assert torch.equal(samples.label, label[first])
+    batches = torch.arange(len(label)).split(100)
+    spread = torch.cat([places[torch.linspace(0, len(places) - 1, 12 // len(batches)).long()] for places in batches])
+    torch.testing.assert_close(samples.probability, logits.softmax(1)[spread], rtol=1e-4, atol=1e-6)
+    assert torch.equal(samples.label, label[spread])
+
+
+def test_samples_are_of_all_classes(recipe, tmp_path):
+    """Images of a folder come sorted by class: the first batch has one class only, and so have the first samples."""
+    for split in ("train", "test"):
+        for shade, name in ((40, "dark"), (220, "light")):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for n in range(8):
+                image = Image.new("RGB", (16, 16), (shade, shade + n, shade))
+                image.save(tmp_path / "data" / split / name / f"{n}.png")
+    data = f"data={{name: imagefolder, folder: {tmp_path / 'data'}, size: 16, augment: none, workers: 0}}"
+    fit(recipe([data, "train.batch=4", "train.eval_batch=4", "train.epochs=1"]), tmp_path / "run", progress=False)
+    assert kept(tmp_path / "run").label.tolist() == [0] * 6 + [1] * 6
+    html = report(tmp_path / "run").read_text()
+    assert html.count("What does this show?<span>dark") == html.count("What does this show?<span>light") == 3
 
 
 def test_a_model_without_attention_over_positions(plain):

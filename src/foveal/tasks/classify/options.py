@@ -52,6 +52,9 @@ class Sharpening:
         mask: whose mask consistency uses.
         mask_gradient: let gradients through masks.
         normalise: divide maps by their own maxima before they are compared.
+        true_gradient: let gradients through the true class's map in the minimum of separability; without them only the
+            confusing class's map gives way.
+        sum_gradient: let gradients through the denominator of separability.
         hinge: no reward for a consistency better than ``theta``.
         batch_norm: whether samples of a batch see each other in the maps' gradients, or ``frozen`` statistics.
         pairs: with several labels: ``every`` true class against the best other one, or ``one`` pair.
@@ -68,6 +71,8 @@ class Sharpening:
     mask: Literal["last", "inner"] = "last"
     mask_gradient: bool = False
     normalise: bool = False
+    true_gradient: bool = True
+    sum_gradient: bool = True
     hinge: bool = False
     batch_norm: Literal["coupled", "frozen"] = "coupled"
     pairs: Literal["every", "one"] = "every"

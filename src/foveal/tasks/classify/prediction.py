@@ -28,7 +28,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str]
         label: the true class, which is framed; several for models that know several classes an image.
     """
     if len(inputs) != 1:
-        extra = f"; leave {' '.join(inputs[1:])!r} out" if inputs else ""
+        extra = f"; leave {' '.join(inputs[1:])!r} out" if inputs else "; give one image file"
         raise UserError(f"this model classifies whole images{extra}")
     check_same_answers(runs)
     about, picture = runs[0].about, read_image(Path(inputs[0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,8 +28,7 @@ class SharpenLosses:
     """
 
     def __init__(self, model: nn.Module, options: Sharpening, weights: Mapping[str, float]) -> None:
-        same = ("order", "theta", "sigma", "omega", "mask", "mask_gradient", "normalise", "hinge", "batch_norm")
-        arguments: dict[str, Any] = {name: getattr(options, name) for name in (*same, "kind", "pairs", "positives")}
+        arguments = {name: value for name, value in vars(options).items() if name not in ("layers", "warmup")}
         assert options.layers is not None
         self.options, self.layers = options, options.layers
         try:

@@ -19,7 +19,7 @@ from foveal.models.build import build_model
 from foveal.recipe import Recipe
 from foveal.see import top_classes
 from foveal.tasks.answers import ACCURACY, answer_loss, count_classes, normalised, sample_tensors, try_model
-from foveal.tasks.base import Batch, Task
+from foveal.tasks.base import SAMPLES, Batch, Task
 from foveal.tasks.classify.attention import ClassAttentionMetrics, looking, spatial_maps, try_maps
 from foveal.tasks.classify.options import ClassifyLoss, ClassifyMeasure, complete
 from foveal.tasks.classify.sharpening import SharpenLosses
@@ -168,7 +168,9 @@ class Classify(Task):
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Scores, and a few samples to look at."""
         x = self.inputs(batch)
-        with looking(self.model) if batch_idx == 0 else contextlib.nullcontext({}) as seen:
+        batches = int(self.trainer.num_test_batches[0])
+        looked_at = torch.linspace(0, batches - 1, min(SAMPLES, batches)).long().tolist()  # classes come in order
+        with looking(self.model) if batch_idx in looked_at else contextlib.nullcontext({}) as seen:
             logits = self.model(x).float()
         self.test_score.update(logits, batch["label"], **_valid(batch))
         if self.top5 is not None:
@@ -177,13 +179,14 @@ class Classify(Task):
             self.each_class.update(logits, batch["label"], **_valid(batch))
         if self.class_attention is not None:
             self.class_attention.update(self.model, x, logits, batch)
-        if batch_idx == 0:
+        if batch_idx in looked_at:
             gates, combined = spatial_maps(seen, (x.shape[-2], x.shape[-1]))
             self.sites, self.total_gates = list(gates), len(seen)
-            self.samples = sample_tensors(batch, logits, self.multilabel, gates, combined)
-            self._keep_top_classes()
+            kept = sample_tensors(batch, logits, self.multilabel, gates, combined, SAMPLES // len(looked_at))
+            earlier = self.samples if batch_idx else {}
+            self.samples = {key: torch.cat([earlier[key], kept[key]]) if earlier else kept[key] for key in kept}
 
-    def _keep_top_classes(self) -> None:
+    def on_test_epoch_end(self) -> None:
         """Beside the samples: the classes the model thinks of first, and where it looks for them."""
         if (options := self.recipe.measure.class_attention) is not None:
             x = normalised(self.samples["image"].to(self.device), self.mean, self.std)
