@@ -25,16 +25,8 @@ for script in work["parts"]:
     exec(script)
 """
 QUICK = "ready(part); begin = time.monotonic(); time.sleep(0.3); say(part=part, ran=(begin, time.monotonic()))"
-# Notes every hundredth of a second for 1.5 s; a gap in the notes is a time at which it did not run.
-BUSY = """
-ticks = []
-begin = time.monotonic()
-while time.monotonic() < begin + 1.5:
-    ticks.append(time.monotonic())
-    time.sleep(0.01)
-ready(part)
-say(part=part, ticks=ticks)
-"""
+# Notes the time every hundredth of a second; a gap in the notes is a time at which it did not run.
+TICK = "ticks.append(time.monotonic()); time.sleep(0.01)"
 HANGS = "time.sleep(60)"
 DIES = "sys.exit('no such luck')"
 
@@ -49,10 +41,17 @@ def run(*jobs, **options):
         return [(job.items[0], part, figures[0]) for job, part, figures in reports]
 
 
+def until_exists(path, action="time.sleep(0.01)"):
+    return f"while not os.path.exists({str(path)!r}): {action}\n"
+
+
 def test_others_are_stopped_while_one_is_timed(tmp_path):
-    path = str(tmp_path / "runs")
-    busy = f"open({path!r}, 'w').close()\n{BUSY}"
-    quick = f"while not os.path.exists({path!r}): time.sleep(0.01)\n{QUICK}"
+    begun, done = tmp_path / "begun", tmp_path / "done"
+    busy = f"ticks = []; open({str(begun)!r}, 'w')\n{until_exists(done, TICK)}{TICK}; say(part=part, ticks=ticks)"
+    quick = (
+        f"{until_exists(begun)}ready(part); begin = time.monotonic(); time.sleep(0.3); end = time.monotonic()\n"
+        f"open({str(done)!r}, 'w'); say(part=part, ran=(begin, end))"
+    )
     reports = {name: figures for name, _, figures in run(job(busy, name="busy"), job(quick, name="quick"), most=2)}
     begin, end = reports["quick"]["ran"]
     ticks = reports["busy"]["ticks"]
@@ -60,12 +59,17 @@ def test_others_are_stopped_while_one_is_timed(tmp_path):
     assert not [tick for tick in ticks if begin < tick < end]
 
 
-def test_seconds_of_a_process_do_not_count_while_it_is_stopped():
-    timed = "ready(part); time.sleep(0.6); say(part=part)"
-    slow = "begin = time.monotonic()\nfor _ in range(30): time.sleep(0.01)\nsay(part=part, s=time.monotonic() - begin)"
-    reports = run(job(slow), *(job(timed, name=i) for i in (1, 2, 3)), most=4, timeout=1.6)
+def test_seconds_of_a_process_do_not_count_while_it_is_stopped(tmp_path):
+    """It lasts longer than allowed, but only because three others are timed after it has begun and before it ends."""
+    begun, done = tmp_path / "begun", [tmp_path / str(i) for i in (1, 2, 3)]
+    others = [
+        job(f"{until_exists(begun)}ready(part); time.sleep(1.4); open({str(path)!r}, 'w'); say(part=part)")
+        for path in done
+    ]
+    slow = f"begin = time.monotonic(); open({str(begun)!r}, 'w')\n{''.join(map(until_exists, done))}"
+    reports = run(job(f"{slow}say(part=part, s=time.monotonic() - begin)"), *others, most=4, timeout=4)
     assert not [figures for *_, figures in reports if "error" in figures]
-    assert reports[-1][2]["s"] > 1.6
+    assert reports[-1][2]["s"] > 4
 
 
 def test_parts_of_a_job_and_order_of_jobs():
@@ -80,12 +84,12 @@ def test_parts_of_a_job_and_order_of_jobs():
         (DIES, "the process ended with status 1: no such luck"),
         ("ready(part); sys.exit('too late')", "the process ended with status 1: too late"),
         ("ready(part); os.kill(os.getpid(), 9)", "the process ended with status -9: "),
-        (HANGS, "not done after 2 s"),
-        ("ready(part); time.sleep(60)", "not done after 2 s"),
+        (HANGS, "not done after 5 s"),
+        ("ready(part); time.sleep(60)", "not done after 5 s"),
     ],
 )
 def test_what_fails_is_reported_and_the_others_go_on(bad, error):
-    reports = {name: figures for name, _, figures in run(job(bad), job(QUICK), most=2, timeout=2)}
+    reports = {name: figures for name, _, figures in run(job(bad), job(QUICK), most=2, timeout=5)}
     assert reports[bad] == {"error": error}
     assert "ran" in reports[QUICK]
 
@@ -141,9 +145,9 @@ def test_one_that_ends_the_process_does_not_lose_the_others():
 
 def test_when_time_is_up():
     now = time.monotonic()
-    reports = run(job(QUICK), job(HANGS), job(QUICK, name="late"), most=2, until=now + 0.3, patience=1.5)
+    reports = run(job(QUICK), job(HANGS), job(QUICK, name="late"), most=2, until=now + 0.3, patience=4)
     assert [name for name, *_ in reports] == [QUICK]
-    assert time.monotonic() < now + 10
+    assert time.monotonic() < now + 30
     assert run(job(QUICK), until=now) == []
 
 
@@ -170,7 +174,7 @@ def test_none_is_left_when_it_is_ended(tmp_path, number):
         run(*jobs, most=2)
     pids = [int(path.name) for path in tmp_path.iterdir()]
     assert len(pids) == 3
-    until = time.monotonic() + 2
+    until = time.monotonic() + 20
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.01)
     assert not any(map(alive, pids))

@@ -339,10 +339,10 @@ def test_aliases_that_grow(write):
 @pytest.mark.parametrize("keys", [10_000, 400_000])
 def test_a_file_of_many_keys_takes_no_time(keys, write):
     path = write("".join(f"key{i}: {i}\n" for i in range(keys)))
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(UserError, match="larger than 200,000 bytes" if keys > 10_000 else "not a table"):
         own_grid(path)
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def test_keys_are_texts_whatever_yaml_makes_of_them(write):
