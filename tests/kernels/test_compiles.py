@@ -176,7 +176,10 @@ def test_aw(compiled, monkeypatch, groups, dtype, stride):
         assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.aw.{module}"))
 
 
-@pytest.mark.parametrize(("blend", "batch", "dtype"), [(True, True, HALF), (False, False, SINGLE)])
+@pytest.mark.parametrize(
+    ("blend", "batch", "dtype"),
+    [(True, True, HALF), (False, True, SINGLE), (False, False, SINGLE), (True, False, HALF)],
+)
 def test_branch_of_aw(compiled, blend, batch, dtype):
     parameters = [torch.zeros(size) for size in ((16, 64, 1, 1), 16, 16, (64, 16, 1, 1), 64, 64)]
     amount = torch.tensor(0.5) if blend else None
@@ -187,7 +190,7 @@ def test_branch_of_aw(compiled, blend, batch, dtype):
     x = channels_last(torch.zeros(4, 64, 8, 8, dtype=dtype))
     multiplier, kept = branch_launch.forward(x, branch.Parameters(*parameters, amount), of)
     branch_launch.backward(multiplier, x, blend, branch.Parameters(*parameters, amount), kept, of)
-    assert compiled.issuperset(_every_kernel_of("foveal.kernels.aw.branch_kernels"))
+    assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.aw.{'branch' if batch else 'eval'}_kernels"))
 
 
 @pytest.mark.parametrize(("size", "last", "dtype"), [(4, False, SINGLE), (70, True, HALF), (70, False, HALF)])

@@ -31,6 +31,7 @@ def _small_tiles(monkeypatch):
     monkeypatch.setattr(weight_grad.WeightGradients, "forms", lambda self: ["within"])
     monkeypatch.setattr(branch_launch, "POSITIONS", 16)
     monkeypatch.setattr(branch_launch, "ROWS", 16)
+    monkeypatch.setattr(branch_launch, "EVAL_COLUMNS", 16)
     branch_launch.tiles.cache_clear()
 
 

@@ -24,16 +24,13 @@ def _cells(H, W, KH: tl.constexpr, KW: tl.constexpr, T: tl.constexpr):
     return i * H // KH, ((i + 1) * H + KH - 1) // KH, j * W // KW, ((j + 1) * W + KW - 1) // KW
 
 
-@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
-def squeeze(
+@triton.jit
+def _squeeze(
     x, w1, rows, z1, H, W, C, HIDDEN,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, HIDDEN).
-
-    A program does one sample. The mean is a product with the cells' windows.
-    """
+    """What :func:`squeeze` stores of z1, (T, BH)."""
     n, t, k = tl.program_id(0), tl.arange(0, T), tl.arange(0, BH)
     top, bottom, left, right = _cells(H, W, KH, KW, T)
     area = ((bottom - top) * (right - left)).to(tl.float32)
@@ -55,6 +52,20 @@ def squeeze(
         hidden = tl.dot(mean, kernel, hidden, input_precision=EXACT)
     at = (n * KH * KW + t)[:, None] * HIDDEN + k[None, :]
     tl.store(z1 + at, hidden, mask=own[:, None] & (k < HIDDEN)[None, :])
+    return hidden
+
+
+@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
+def squeeze(
+    x, w1, rows, z1, H, W, C, HIDDEN,
+    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, HIDDEN).
+
+    A program does one sample. The mean is a product with the cells' windows.
+    """
+    _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, PRECISION, T, BP, BC, BH)
 
 
 @triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
@@ -98,6 +109,17 @@ def _relu(y):
 @triton.jit
 def _sigmoid(y):
     return 1.0 / (1.0 + tl.exp(-y))
+
+
+@triton.jit
+def _multiplier(y, amount, RESIDUAL: tl.constexpr):
+    """The multiplier from what the second norm gives."""
+    value = _sigmoid(y)
+    if amount is not None:
+        value = 1.0 + tl.load(amount) * (value if RESIDUAL else value - 1.0)
+    else:
+        value = value + 1.0 if RESIDUAL else value
+    return value
 
 
 @triton.jit
@@ -178,11 +200,7 @@ def attend(
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
         z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
-        value = _sigmoid((z2 - center[None, :]) * scale2[None, :] + beta_2[None, :])
-        if amount is not None:
-            value = 1.0 + tl.load(amount) * (value if RESIDUAL else value - 1.0)
-        else:
-            value = value + 1.0 if RESIDUAL else value
+        value = _multiplier((z2 - center[None, :]) * scale2[None, :] + beta_2[None, :], amount, RESIDUAL)
         at = m[:, None] * C2 + c[None, :]
         tl.store(multiplier + at, value.to(multiplier.dtype.element_ty), mask=(m < M)[:, None] & in_c[None, :])
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from foveal.kernels.aw import branch_kernels
+from foveal.kernels.aw import branch_kernels, eval_kernels
 from foveal.kernels.aw.branch import Branch, Parameters, gradient_sizes, kept_sizes
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
 from foveal.kernels.parts import parts
@@ -18,6 +18,7 @@ from foveal.kernels.support import on_its_device
 
 POSITIONS = 64  # of a map that a program of the pooling reads at a time; of a large one, twice as many
 ROWS = 128  # that a program of the norms reads at a time
+EVAL_COLUMNS = 64  # output channels that a program does at a time in eval mode
 
 
 class Tiles(NamedTuple):
@@ -51,10 +52,21 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     kept, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     at_once = POSITIONS if height * width < 1024 else 2 * POSITIONS
-    sizes = height, width, c1, hidden, h, w, precision, tile.cells, at_once, tile.channels, tile.hidden
-    launch(branch_kernels.squeeze, (n,), (channels_last(x), w1, rows, z1), sizes, num_warps=4)
+    side = tile.cells, at_once, tile.channels, tile.hidden
     multiplier = empty_last((n, c2, h, w), x, branch.dtype)
     one, two = branch.norm1, branch.norm2
+    if not (one.batch or two.batch):
+        launch(
+            eval_kernels.squeeze_and_attend,
+            (n,),
+            (channels_last(x), w1, rows, z1, gamma1, beta1, one.mean, one.var, w2, gamma2, beta2, two.mean, two.var,
+             amount, multiplier, stats1, stats2),
+            (height, width, c1, hidden, c2, one.eps, two.eps, h, w, precision, branch.residual, *side, EVAL_COLUMNS),
+            num_warps=4,
+        )  # fmt: skip
+        return multiplier, kept
+    sizes = height, width, c1, hidden, h, w, precision, *side
+    launch(branch_kernels.squeeze, (n,), (channels_last(x), w1, rows, z1), sizes, num_warps=4)
     launch(
         branch_kernels.attend,
         (ceil_div(c2, tile.columns),),
