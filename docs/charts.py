@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from result_tables import RESULTS, Row, read
+from result_tables import RESULTS, Row, code, read
 
 from foveal.recipe.grids import grids
 from foveal.see import pareto, tradeoffs
@@ -30,7 +30,7 @@ def bench(name: str, folder: Path = RESULTS) -> str:
     heads = ("what", "form", "batch", "measure", "value", "ratio to plain")
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|---|---:|---:|"]
     lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
-    conditions = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}."
+    conditions = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}{code(rows)}."
     table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
     return "\n\n".join([conditions, '<div class="bench">' + "".join(charts) + "</div>", table])
 
@@ -72,7 +72,7 @@ def beside_attention(rows: list[Row]) -> str:
     heads = ", ".join(map(str, sorted({int(row["heads"]) for row in light})))
     lines = [f"| N | {' | '.join(f'd = {width}' for width in widths)} |", "|---:|" + "---:|" * len(widths)]
     lines += [f"| {count:,} | {' | '.join(cell(count, width) for width in widths)} |" for count in counts]
-    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['dtype']}."
+    where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['dtype']}{code(rows)}."
     about = f"{where} Time of the loss as a multiple of attention's, from the least to the most over heads: {heads}."
     figures = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in plain_table(rows).splitlines())
     return "\n\n".join([about, "\n".join(lines), figures])
@@ -80,12 +80,13 @@ def beside_attention(rows: list[Row]) -> str:
 
 def plain_table(rows: list[Row]) -> str:
     """Every figure of a benchmark; what is the same in all rows stands before them."""
+    rows, made = [{head: row[head] for head in row if head != "revision"} for row in rows], code(rows)
     same = [head for head in rows[0] if len({row[head] for row in rows}) == 1]
     heads = [head for head in rows[0] if head not in same]
     lines = [f"| {' | '.join(head.replace('_', ' ') for head in heads)} |", "|" + "---|" * len(heads)]
     lines += [f"| {' | '.join(short(row[head]) for head in heads)} |" for row in rows]
     shared = [f"{head} {rows[0][head]}" if rows[0][head].isdigit() else rows[0][head] for head in same if rows[0][head]]
-    return "\n".join([", ".join(shared) + ".", "", *lines])
+    return "\n".join([", ".join(shared) + f"{made}.", "", *lines])
 
 
 def short(text: str) -> str:

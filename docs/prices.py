@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from result_tables import RESULTS, Row, read
+from result_tables import RESULTS, Row, code, read
 
 MODES = {"eager": "eager", "default": "compiled", "reduce-overhead": "compiled, CUDA graphs"}
 PARTS = {"train": "A training step", "infer": "Inference"}
@@ -41,7 +41,7 @@ def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
     for model, mechanism in sorted(pairs, key=lambda pair: models.index(pair[0])):
         values = [cells.get((model, mechanism, mode), "") for mode in modes]
         lines.append(f"| {' | '.join([model, mechanism, *values])} |")
-    return f"{title}, torch {torch}, {precision}.\n\n" + "\n".join(lines)
+    return f"{title}, torch {torch}, {precision}{code(rows)}.\n\n" + "\n".join(lines)
 
 
 def _model(row: Row) -> str:

@@ -5,6 +5,8 @@ Run ``uv run python docs/provenance.py`` in a checkout with its history, then ``
 Rows of before they said how they were made get what the history knows: the commit that recorded them (``until`` it; the
 revision that made them is not known), and the settings of the recipe in that commit, with the row's own precision. What
 is not known stays empty. The column ``older`` of every row says what sets it apart from today's code and recipe.
+
+Rows of benchmarks (``results/bench-*.csv``) get the last commit of their file in the same way.
 """
 
 from __future__ import annotations
@@ -63,6 +65,15 @@ def unrecorded(row: Row) -> bool:
     return row["revision"].startswith("until ")
 
 
+def recorded_benchmark(path: Path) -> list[Row]:
+    """Rows of a benchmark; those that do not say which revision measured them get the last commit of their file."""
+    rows = read(path)
+    if all(row.get("revision") for row in rows):
+        return rows
+    commit = _git("log", "-1", "--format=%h", "--abbrev=12", "--", str(path)).strip()
+    return [{**row, "revision": row.get("revision") or f"until {commit}"} for row in rows]
+
+
 def _key(row: Row) -> Key:
     """What a row keeps when recipes and metrics are renamed."""
     return former_names().get(row["recipe"], row["recipe"]), row["mean"], row["values"]
@@ -97,17 +108,25 @@ def _git(*words: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the files of ``foveal reproduce``."""
+    """Rewrite the files of ``foveal reproduce`` and of benchmarks."""
     for path in [RESULTS / f"{name}.csv" for name in TABLES]:
         if not path.exists():
             continue
         rows = marked(completed(read(path), path))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        path.write_text(text.getvalue(), encoding="utf-8")
+        _write(path, rows, COLUMNS)
         print(f"{path.name}: {sum(bool(row['older']) for row in rows)} of {len(rows)} rows are of older code")
+    for path in sorted(RESULTS.glob("bench-*.csv")):
+        rows = recorded_benchmark(path)
+        _write(path, rows, tuple(rows[0]))
+        print(f"{path.name}: {sum(map(unrecorded, rows))} of {len(rows)} rows do not name their revision")
+
+
+def _write(path: Path, rows: list[Row], columns: tuple[str, ...]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")
 
 
 if __name__ == "__main__":

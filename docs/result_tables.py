@@ -261,11 +261,19 @@ def conditions(rows: Collection[Row]) -> str:
     seeds = f"{counts[0]} seed{'s' * (counts[-1] > 1)}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} seeds"
     precision = ", ".join(sorted({row["precision"] for row in rows}))
     hardware = "; ".join(sorted({_machine(row) for row in rows}))
-    revisions = sorted({row["revision"] for row in rows if row.get("revision")})
-    code = f"; code {', '.join(revisions)}" if revisions else ""
     embedded = any(row["embedded"] == "True" for row in rows)
     stand_in = " \\* on embedded data, not the paper's: do not compare." if embedded else ""
-    return f"{seeds.capitalize()}; precision {precision}; {hardware}{code}.{stand_in}{_older(rows)}"
+    return f"{seeds.capitalize()}; precision {precision}; {hardware}{code(rows)}.{stand_in}{_older(rows)}"
+
+
+def code(rows: Iterable[Row]) -> str:
+    """By which revisions of foveal rows were made.
+
+    >>> code([{"revision": "until 5bb5d86"}, {"revision": "a2e8be3"}, {"revision": ""}])
+    '; code a2e8be3, until 5bb5d86'
+    """
+    revisions = sorted({row["revision"] for row in rows if row.get("revision")})
+    return f"; code {', '.join(revisions)}" if revisions else ""
 
 
 def older_signs(rows: Collection[Row]) -> dict[str, str]:

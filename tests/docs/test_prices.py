@@ -51,3 +51,10 @@ def test_mechanisms_of_a_model_stand_together(tmp_path):
         ["| resnet50, batch 64", "spatial"],
         ["| resnet50, batch 64, 320×320", "se"],
     ]
+
+
+def test_the_revision_is_said(tmp_path):
+    file = write(tmp_path, "eager") / "bench-insert.csv"
+    head, row = file.read_text(encoding="utf-8").splitlines()
+    file.write_text(f"{head},revision\n{row},abc\n{row},until def\n", encoding="utf-8")
+    assert "NVIDIA H200, torch 2.11.0, bf16; code abc, until def." in prices.prices("train", tmp_path)

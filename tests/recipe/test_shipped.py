@@ -302,6 +302,14 @@ def test_the_published_numbers_of_detection():
     assert (recipe.train.epochs, recipe.train.batch, recipe.optim.lr) == (12, 16, 0.02)
 
 
+@pytest.mark.parametrize("table", ["hattnet/table1", "hattnet/table1-ours", "icasc/voc2012-resnet50", "fan/table6"])
+def test_rows_of_a_table_have_the_same_budget(table):
+    """A baseline is trained as long as the method, on as many samples and batches."""
+    recipes = [load(f"{table}/{cell}") for cell in grids()[table].cells()]
+    budgets = {(r.train.epochs, r.train.patience, r.train.batch, str(r.data.get("triples"))) for r in recipes}
+    assert len(budgets) == 1
+
+
 def test_baselines_measure_class_attention_without_training_on_it():
     baseline, gradcam = load("icasc/voc2012-lite/baseline"), load("icasc/voc2012-lite/gradcam")
     assert baseline.loss.sharpen is None

@@ -15,6 +15,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from foveal.compat import clear_cublas_workspaces
+from foveal.revision import revision
 
 
 def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3, *, graph: bool = True) -> float:
@@ -136,9 +137,10 @@ def hardware(device: torch.device) -> str:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write ``rows`` as CSV."""
+    """Write ``rows`` as CSV; those that do not say which revision measured them get that of foveal's source."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    columns, now = dict.fromkeys([*rows[0], "revision"]), revision() or ""
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, list(columns), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({"revision": now, **row} for row in rows)

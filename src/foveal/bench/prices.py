@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from foveal.bench import hardware, write_rows
+from foveal.revision import revision
 
 MODES = {"eager": None, "default": "default", "reduce-overhead": "reduce-overhead"}  # and torch.compile's mode
 PARTS = {"train": "a training step", "infer": "inference"}
@@ -18,7 +19,7 @@ PLAIN = "plain"
 KEYS = ("model", "batch", "size", "mechanism", "mode", "part", "precision", "layout", "hardware", "torch")
 FIGURES = (
     "ms", "plain ms", "time ratio", "peak MiB", "plain peak MiB", "memory ratio", "first s", "plain first s",
-    "compile s", "plain compile s", "jobs", "error",
+    "compile s", "plain compile s", "jobs", "error", "revision",
 )  # fmt: skip
 
 COLUMNS = (  # name, digits after the point, sign after them, width
@@ -104,7 +105,8 @@ class Rows:
         self.known = {} if again else dict(self.written)
 
     def add(self, row: dict[str, Any]) -> None:
-        """A new row, which is in the file at once."""
+        """A new row, which is in the file at once; figures that came later may be of another revision."""
+        row["revision"] = "; ".join(dict.fromkeys(filter(None, [row.get("revision"), revision()])))
         self.known[row_key(row)] = self.written[row_key(row)] = row
         if self.path:
             write_rows(self.path, list(self.written.values()))
