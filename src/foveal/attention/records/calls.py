@@ -22,6 +22,12 @@ from foveal.attention.records.record import Attends, AttentionRecord
 from foveal.attention.records.softmaxes import SOFTMAXES, Softmaxes
 from foveal.compat import backward_running, has_storage
 
+WHOLE: dict[Callable[..., Any], Callable[..., Product]] = {
+    F.scaled_dot_product_attention: of_scaled_dot_product,
+    F.multi_head_attention_forward: of_multi_head,
+}
+"""Functions that are attention as a whole."""
+
 
 def may_call(module: nn.Module) -> bool:
     """Whether the forward of ``module`` may compute attention that it does not note: not one of PyTorch or foveal.
@@ -146,10 +152,6 @@ class AttentionCalls(TorchFunctionMode):
             self.records[site] = [*earlier, AttentionRecord(name, "pairwise", attention, normalised)]
 
 
-WHOLE = {F.scaled_dot_product_attention: of_scaled_dot_product, F.multi_head_attention_forward: of_multi_head}
-"""Functions that are attention as a whole."""
-
-
 def between_channels(inputs: Iterable[Tensor], shape: torch.Size, values: Tensor | None) -> bool:
     """Whether a module attends between the channels of its input: then each value has as many entries as it has tokens.
 
@@ -170,7 +172,7 @@ def between_channels(inputs: Iterable[Tensor], shape: torch.Size, values: Tensor
 
 
 class _Hook:
-    """A hook that a copy or a pickle of its module does not take along."""
+    """A hook that does nothing in a copy or a pickle of its module."""
 
     def __init__(self, function: Callable[..., None], site: str | None) -> None:
         self.function, self.site = function, site
@@ -179,12 +181,9 @@ class _Hook:
         if not torch.compiler.is_compiling():
             self.function(self.site, *args)
 
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return no_hook
-
-    def __reduce__(self) -> str:
-        return "no_hook"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (_nothing, None)
 
 
-def no_hook(*_: Any) -> None:
-    """Do nothing: what a hook of a watched module is in its copy."""
+def _nothing(*_: Any) -> None:
+    """What a copied hook does."""

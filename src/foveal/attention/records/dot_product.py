@@ -87,7 +87,7 @@ class DotProduct:
         Returns:
             (..., [H,] Q, N_k). Padding (``valid``) is not in it.
         """
-        q, k, masks = self.q, self._keys(), self.masks
+        q, k, masks = self.q, self._keys(), list(self.masks)
         if heads is not None:
             q, k, *masks = (_select(tensor, -3, heads) for tensor in (q, k, *masks))
         if queries is not None:

@@ -85,9 +85,8 @@ def of_multi_head(
         q_proj_weight, k_proj_weight, _v = in_proj_weight.chunk(3)
     assert q_proj_weight is not None
     assert k_proj_weight is not None
-    q_bias, k_bias, _v = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-    q = F.linear(query, q_proj_weight, q_bias)
-    k = F.linear(key, k_proj_weight, k_bias)
+    biases = (None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    q, k = F.linear(query, q_proj_weight, biases[0]), F.linear(key, k_proj_weight, biases[1])
     if bias_k is not None:
         k = torch.cat([k, bias_k.expand(1, batch, -1)])
     q, k = (side.unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3) for side in (q, k))  # (B, heads, N, d)
@@ -106,6 +105,6 @@ def of_multi_head(
 
 
 def _for_keys(mask: Tensor, keys: int) -> Tensor:
-    """A mask of ``nn.MultiheadAttention`` as that of a :class:`DotProduct`: the other way round, added keys are free."""
+    """A mask of ``nn.MultiheadAttention`` as that of a :class:`DotProduct`, where true is free, as added keys are."""
     mask = ~mask if mask.dtype == torch.bool else mask
     return F.pad(mask, (0, keys - mask.shape[-1]), value=mask.dtype == torch.bool)

@@ -15,17 +15,19 @@ from foveal.attention.records.products import Product
 
 SOFTMAXES = {torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax}
 PRODUCTS = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
-SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes, Tensor.mT.__get__}
+SWAPS = {torch.transpose, Tensor.transpose, torch.swapaxes, Tensor.swapaxes, Tensor.mT.__get__}  # type: ignore[attr-defined]
+PERMUTES = {torch.permute, Tensor.permute}
 # Of the same weights afterwards; records are without dropout.
 SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type, Tensor.type_as, Tensor.float, Tensor.half, Tensor.bfloat16}
 SAME |= {Tensor.contiguous, Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten, Tensor.clone}
 
 
 class Weights(NamedTuple):
-    """Attention that a tensor holds, perhaps transposed or in other dimensions of batch and heads."""
+    """Attention that a tensor holds: as it is, transposed, or its dimensions permuted in another way."""
 
     attention: LogitMatrix | Tensor
     transposed: bool = False
+    permuted: bool = False
 
 
 class Softmaxes:
@@ -50,8 +52,11 @@ class Softmaxes:
             return self._product(left, right)
         if func is torch.einsum and isinstance(args[0], str) and len(args) == 3:
             return self._product(*args[1:]) if is_product(args[0]) else None
-        if args and isinstance(args[0], Tensor) and isinstance(result, Tensor):
-            self._go_on(func, args, result)
+        if isinstance(result, Tensor):
+            for tensor in args:
+                if (weights := self._held(tensor)) is not None:
+                    self._go_on(func, args, tensor, weights, result)
+                    break
         return None
 
     def _begin(self, result: Tensor, input: Tensor, dim: int | None = None, *_: Any, **_options: Any) -> str | None:
@@ -78,17 +83,17 @@ class Softmaxes:
                 return Product(weights.attention, values.mT if weights.transposed else values)
         return None
 
-    def _go_on(self, func: Callable[..., Any], args: Sequence[Any], result: Tensor) -> None:
-        """Follow weights through a function: dropout, a change of shape or type, a mixture of the heads."""
-        before = args[0]
-        if (weights := self._held(before)) is None:
-            return
+    def _go_on(
+        self, func: Callable[..., Any], args: Sequence[Any], before: Tensor, weights: Weights, result: Tensor
+    ) -> None:
+        """Follow weights through a function: dropout, a change of shape or type, a mixture of heads."""
         if func in SAME and result.shape[-2:] == before.shape[-2:]:
             self._follow(result, weights)
         elif func in SWAPS and (len(args) < 3 or {dim % before.ndim for dim in args[1:3]} == _last_two(before)):
             self._follow(result, weights._replace(transposed=not weights.transposed))
-        elif sorted(result.shape) == sorted(before.shape):  # no softmax any more: rows need not sum to one
-            self._follow(result, Weights(result))
+        elif sorted(result.shape) == sorted(before.shape) and (func is not F.linear or weights.permuted):
+            # Its rows need not sum to one. A linear layer over heads mixes them; over keys, it makes no attention.
+            self._follow(result, Weights(result, permuted=func in PERMUTES))
 
 
 def is_product(equation: str) -> bool:
@@ -103,7 +108,7 @@ def is_product(equation: str) -> bool:
     weights, values = sides[0].split(",")
     if len(weights) < 3:
         return False
-    query, key = weights[-2:]
+    query, key = weights[-2], weights[-1]
     return key in values and key not in sides[1] and query in sides[1] and query not in values
 
 
