@@ -14,12 +14,12 @@ def test_a_record_is_drawn_as_the_mean_of_its_heads():
     assert pairs(["fast", "cars"], attention).tobytes() == pairs(["fast", "cars"], weights).tobytes()
     assert all_pairs(["a", "b"], {"x": attention}).tobytes() == all_pairs(["a", "b"], {"x": weights}).tobytes()
     several = AttentionRecord("attn", "pairwise", DotProduct(q, q, heads=True), True)
-    with pytest.raises(UserError, match=r"recorded 2 samples; choose one, record\.matrix"):
+    with pytest.raises(UserError, match=r"recorded 2 samples; choose one with record\.matrix"):
         pairs(["fast", "cars"], several)
     torch.testing.assert_close(several.matrix(1), several.values[1].mean(0))
     with pytest.raises(UserError, match="sample=2"):
         several.matrix(2)
-    with pytest.raises(UserError, match="use .values"):
+    with pytest.raises(UserError, match=r"use \.values"):
         AttentionRecord("attn", "pairwise", torch.ones(1, 2, 3, 4, 4), True).matrix()
     importance = word_importance(several)
     torch.testing.assert_close(importance, several.values.mean(1).sum(1))
