@@ -414,7 +414,7 @@ def test_transforms_of_torch_func_are_not_recorded(x):
     torch.testing.assert_close(out[0], model(x))
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("in_place", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled_models_run_in_eager_mode(in_place, x):
     torch.compiler.reset()
     model = Net().eval()

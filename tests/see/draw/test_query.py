@@ -110,7 +110,7 @@ def test_the_patches_of_a_transformer(tokens, extra):
     attention = transformer_record(tokens)
     maps = query_maps(attention, (79, 0), (60, 80), sample=1)  # three rows of four patches: the fourth
     expected = attention.rows([extra + 3])[1].mean(0)[0, extra:].reshape(3, 4)
-    torch.testing.assert_close(maps["blocks.0.attn"], expected)
+    torch.testing.assert_close(maps["attention"], expected)
     one, two = (query(torch.rand(3, 60, 80), dict.fromkeys(names, attention), (79, 0)) for names in ("a", "ab"))
     assert two.height > 1.8 * one.height
 
@@ -118,12 +118,12 @@ def test_the_patches_of_a_transformer(tokens, extra):
 def test_the_class_token_of_a_transformer():
     attention, image = transformer_record(13), torch.zeros(3, 60, 80)
     maps = query_maps(attention, None, (60, 80))
-    torch.testing.assert_close(maps["blocks.0.attn"], attention.rows([0])[0].mean(0)[0, 1:].reshape(3, 4))
+    torch.testing.assert_close(maps["attention"], attention.rows([0])[0].mean(0)[0, 1:].reshape(3, 4))
     first = (10, 32, 170, 152)  # the image without attention, here black
     assert max(colours(query(image, attention).crop(first))) == (0, 0, 0)
     assert max(colour[2] for colour in colours(query(image, attention, (40, 30)).crop(first))) > 150  # a mark
     one = query_maps(transformer_record(1, 13), None, (60, 80))  # a class token alone attends, as in CaiT
-    assert one["blocks.0.attn"].shape == (3, 4)
+    assert one["attention"].shape == (3, 4)
 
 
 @pytest.mark.parametrize(

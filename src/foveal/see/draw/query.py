@@ -123,7 +123,7 @@ def query_maps(
         sample: of the batch.
 
     Returns:
-        Maps (h', w') by ``together`` and the name of each term; of a transformer, one by the name of its site.
+        Maps (h', w') by ``together`` and the name of each term; of a transformer, one by ``attention``.
     """
     if record.kind != "pairwise":
         raise UserError(f"{record.site} is {record.kind} attention; only pairwise attention has a map for each query")
@@ -131,7 +131,7 @@ def query_maps(
         raise UserError(f"sample={sample}: {record.site} has recorded {record.shape[0]}")
     queries = getattr(record.noted, "query_size", None)
     if queries is None:
-        return {record.site or "attention": _token_map(record, at, size, sample)}
+        return {"attention": _token_map(record, at, size, sample)}
     if at is None:
         raise UserError(f"{record.site} has no class token; give at=(x, y), the position that attends")
     x, y = _cell(at, size, queries)
