@@ -17,7 +17,7 @@ from torch import nn
 
 from foveal.attention.records.calls import AttentionCalls, may_call
 from foveal.attention.records.record import Attends, AttentionRecord
-from foveal.compat import plain_name
+from foveal.compat import compiled_original, is_compiled_in_place, plain_name
 from foveal.errors import UserError, unknown
 
 SEEN = (
@@ -63,7 +63,7 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
         for pattern in patterns:
             if not fnmatch.filter(sites, pattern):
                 raise unknown("attention site", pattern, sites)
-        self._name, self._sites = type(model).__name__, sites
+        self._model, self._sites = model, sites
         self._chosen = [site for site in sites if any(fnmatch.fnmatchcase(site, p) for p in patterns)]
         self._modules = {site: m for site in self._chosen if isinstance(m := sites[site], Attends)}
         self._calls: AttentionCalls | None = None  # of the latest with block
@@ -88,7 +88,8 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
         self._kept = None
         for module in self._modules.values():
             module.watchers += 1
-        if len(self._modules) < len(self._chosen):
+        # foveal's own modules are recorded in compiled code: then it stays compiled.
+        if len(self._modules) < len(self._chosen) and not (self._modules and _compiled(self._model)):
             if not self._modules and "torch._dynamo" in sys.modules:  # else nothing can have been compiled
                 self._open.enter_context(torch.compiler.set_stance("force_eager"))
             self._calls = self._open.enter_context(AttentionCalls(self._sites, self._chosen))
@@ -110,7 +111,7 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
         reasons = [f"{site}: {reason}" for site, reason in self._calls.reasons.items() if site in self._chosen]
         if self._calls.others and not reasons:
             return f"nothing was recorded at the sites chosen; attention was computed at {_some(self._calls.others)}"
-        return f"nothing to watch: {self._name} computed no attention that can be recorded. " + (
+        return f"nothing to watch: {type(self._model).__name__} computed no attention that can be recorded. " + (
             _some(reasons, "; ") or SEEN
         )
 
@@ -133,6 +134,11 @@ class watch(Mapping[str, AttentionRecord]):  # noqa: N801 (used like a function)
     def __repr__(self) -> str:
         rows = (f"{site}: {record.kind} {tuple(record.shape)}" for site, record in self._records().items())
         return f"watch({', '.join(rows)})"
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether some part of a model was compiled."""
+    return any(compiled_original(m) is not None or is_compiled_in_place(m) for m in model.modules())
 
 
 def _some(items: Iterable[str], separator: str = ", ") -> str:
