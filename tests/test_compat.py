@@ -202,3 +202,14 @@ def test_another_launcher_is_called_as_triton_does(monkeypatch):
     launch([16])
     assert calls == [(16, 2)]
     assert compat.compiled_launch(None, (1, 1, 1), [None], ()) is None  # in the interpreter
+
+
+def test_a_running_backward_pass_is_seen():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda _: seen.append(compat.backward_running()))
+    assert not compat.backward_running()
+    y.sum().backward()
+    assert seen == [True]
+    assert not compat.backward_running()

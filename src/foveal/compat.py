@@ -38,6 +38,7 @@ _function_modes = _private(torch, "_C._len_torch_function_stack")
 _has_storage = _private(torch, "_C._has_storage")
 _will_run = _private(torch, "_C._will_engine_execute_node")
 _saved_tensor_hooks = _private(torch, "_C._autograd._top_saved_tensors_default_hooks")
+_graph_task = _private(torch, "_C._current_graph_task_id")
 _batch_norm_impl = _private(torch, "_batch_norm_impl_index")
 _batch_norm_impl_backward = _private(torch.ops.aten, "_batch_norm_impl_index_backward")
 _clear_workspaces = _private(torch, "_C._cuda_clearCublasWorkspaces")
@@ -88,6 +89,11 @@ def dispatch_mode_active() -> bool:
 def function_modes() -> int:
     """Number of active ``TorchFunctionMode``; 0 if unknown."""
     return 0 if _function_modes is None else _function_modes()
+
+
+def backward_running() -> bool:
+    """Whether a backward pass is running on this thread. If unknown, False."""
+    return _graph_task is not None and _graph_task() >= 0
 
 
 def saved_tensor_hooks_active() -> bool:

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from foveal.attention.records.dot_product import DotProduct
+from foveal.attention.records.dot_product import DotProduct, LogitMatrix
 from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError, unknown
 from foveal.kernels.center_mass.log_sums import fused, graph_log_sums, row_log_sums
@@ -253,27 +253,35 @@ def _from_record(
         raise UserError(f"{record.site} is {record.kind} attention; the center-mass is of pairwise attention")
     if scale is not None:
         raise UserError("scale belongs to a pair (q, k); a record knows its own, leave it out")
-    if not isinstance(record.noted, DotProduct):
+    if record.shape[-1] != record.shape[-2]:
+        raise UserError(
+            f"{record.site} attends from {record.shape[-2]} entities to {record.shape[-1]} others; the center-mass "
+            "needs attention between the same entities"
+        )
+    attention = record.noted
+    if isinstance(attention, LogitMatrix):
+        return attention.logits(), *_add_heads(target, mask, related, len(record.shape) - 3), None
+    if not isinstance(attention, DotProduct):
         if over == "matrix":
             raise UserError(
                 f"{record.site} recorded weights after a softmax of each row, so a softmax over the whole matrix "
                 "cannot be computed; use over='row', or note a foveal.attention.DotProduct of q and k in its forward"
             )
         weights = record.values  # their logarithm is the logits up to a constant in each row
+        if not record.normalised and bool((weights < 0).any()):
+            raise UserError(
+                f"{record.site} has negative weights, as of heads that are mixed after the softmax; they are no shares"
+            )
         positive = weights > 0
         logits = weights.masked_fill(~positive, 1).log().masked_fill(~positive, -torch.inf)
         return logits, *_add_heads(target, mask, related, weights.ndim - 3), None
-    attention = record.noted
-    q, k, scale = attention.affinities()
-    if q.shape[-2] != k.shape[-2]:
-        raise UserError(
-            f"{record.site} attends from {q.shape[-2]} entities to {k.shape[-2]} others; the center-mass needs "
-            "attention between the same entities"
-        )
     if attention.valid is not None:
         mask = attention.valid if mask is None else attention.valid & mask
-    has_heads = attention.heads and not attention.mean_heads
-    return (q, k), *_add_heads(target, mask, related, q.ndim - 3 if has_heads else 0), scale
+    heads = len(record.shape) - 3 if attention.heads and not attention.mean_heads else 0
+    if attention.has_bias:
+        return attention.logits(), *_add_heads(target, mask, related, heads), None
+    q, k, scale = attention.affinities()
+    return (q, k), *_add_heads(target, mask, related, heads), scale
 
 
 def _add_heads(

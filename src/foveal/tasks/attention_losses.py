@@ -77,6 +77,8 @@ class AttentionLosses:
             option = self.options[name]
             if option.on == "records":
                 records = list(seen[name].values())
+                if not records:
+                    raise UserError(f"loss.attention.{name}: the model has computed no attention at {option.at or '*'}")
             else:
                 records = [class_maps(batch, str(option.at), option.kind)]
             values = [self.functions[name](record, batch, **option.options) for record in records]

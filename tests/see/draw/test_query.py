@@ -3,7 +3,7 @@ import torch
 from PIL import ImageColor
 
 import foveal
-from foveal.attention import DeformConv2d, FocusedAttention, SpatialAttention
+from foveal.attention import AttentionRecord, DeformConv2d, DotProduct, FocusedAttention, SpatialAttention
 from foveal.errors import UserError
 from foveal.see.draw.query import DOT, MARK, query, query_maps, sampling
 
@@ -90,10 +90,51 @@ def test_bad_input(draw, message):
 def test_other_attention_has_no_query_maps():
     attention = FocusedAttention(8)
     with foveal.watch(attention) as seen:
-        attention(torch.rand(1, 5, 8))
-    with pytest.raises(UserError, match="only spatial attention"):
+        attention(torch.rand(1, 100, 8))
+    with pytest.raises(UserError, match="no map of an image"):
         query(torch.rand(3, 6, 8), seen[""], (0, 0))
     with pytest.raises(UserError, match=r"use \.rows or \.values"):
         seen[""].map_at((0, 0))
     with pytest.raises(UserError, match="8×6 queries"):
         record().map_at((8, 0))
+
+
+def transformer_record(tokens, keys=None, heads=2):
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, heads, count, 4, generator=g) for count in (tokens, keys or tokens))
+    return AttentionRecord("blocks.0.attn", "pairwise", DotProduct(q, k, heads=True), True)
+
+
+@pytest.mark.parametrize(("tokens", "extra"), [(12, 0), (13, 1), (17, 5)])
+def test_the_patches_of_a_transformer(tokens, extra):
+    attention = transformer_record(tokens)
+    maps = query_maps(attention, (79, 0), (60, 80), sample=1)  # three rows of four patches: the fourth
+    expected = attention.rows([extra + 3])[1].mean(0)[0, extra:].reshape(3, 4)
+    torch.testing.assert_close(maps["attention"], expected)
+    one, two = (query(torch.rand(3, 60, 80), dict.fromkeys(names, attention), (79, 0)) for names in ("a", "ab"))
+    assert two.height > 1.8 * one.height
+
+
+def test_the_class_token_of_a_transformer():
+    attention, image = transformer_record(13), torch.zeros(3, 60, 80)
+    maps = query_maps(attention, None, (60, 80))
+    torch.testing.assert_close(maps["attention"], attention.rows([0])[0].mean(0)[0, 1:].reshape(3, 4))
+    first = (10, 32, 170, 152)  # the image without attention, here black
+    assert max(colours(query(image, attention).crop(first))) == (0, 0, 0)
+    assert max(colour[2] for colour in colours(query(image, attention, (40, 30)).crop(first))) > 150  # a mark
+    one = query_maps(transformer_record(1, 13), None, (60, 80))  # a class token alone attends, as in CaiT
+    assert one["attention"].shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "at", "message"),
+    [
+        (transformer_record(12), None, "no class token; give at"),
+        (transformer_record(400), (1, 1), r"no map of an image of 80×60 pixels; use record\.rows"),
+        (record(), None, "no class token; give at"),
+        (AttentionRecord("gate", "channel", torch.ones(1, 3), False), (1, 1), "only pairwise attention"),
+    ],
+)
+def test_tokens_that_are_no_map(attention, at, message):
+    with pytest.raises(UserError, match=message):
+        query(torch.rand(3, 60, 80), attention, at)

@@ -1,10 +1,15 @@
-"""Bring the values of spatial attention to the size of an image: where in the image each value belongs."""
+"""Where in an image the values of attention belong: maps at the size of the image, and tokens as the cells of a map."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+MOST_EXTRA = 16  # tokens that are no patches
 
 
 def place(values: Tensor, size: tuple[int, int], grid: tuple[float, float] | None = None) -> Tensor:
@@ -34,3 +39,30 @@ def place(values: Tensor, size: tuple[int, int], grid: tuple[float, float] | Non
         distance = ((pixel[:, None] - first) / step - unit).abs()
         tents.append((1 - distance).clamp_min(0))
     return tents[0] @ values @ tents[1].T
+
+
+def map_size(positions: int, size: Sequence[int]) -> tuple[int, int] | None:
+    """Height and width of a map with so many positions of an image of ``size``; None if no stride gives such a map.
+
+    >>> map_size(6 * 9, (48, 72)), map_size(7, (48, 72))
+    ((6, 9), None)
+    """
+    for stride in range(1, max(size) + 1):
+        height, width = (math.ceil(side / stride) for side in size)
+        if height * width <= positions:
+            return (height, width) if height * width == positions else None
+    return None
+
+
+def token_map(tokens: int, size: Sequence[int]) -> tuple[int, tuple[int, int]] | None:
+    """How a transformer has made tokens of an image of ``size``: those before the map, and the map's height and width.
+
+    None if no map with up to ``MOST_EXTRA`` other tokens, such as a class token and registers, has so many.
+
+    >>> token_map(197, (224, 224)), token_map(6 * 9, (48, 72))
+    ((1, (14, 14)), (0, (6, 9)))
+    """
+    for extra in range(min(MOST_EXTRA, tokens - 1) + 1):
+        if (found := map_size(tokens - extra, size)) is not None:
+            return extra, found
+    return None

@@ -134,6 +134,17 @@ class AttentionRecord:
             raise UserError(f"position {position} of {self.site} must be inside its map of {width}×{height} queries")
         return self.rows([y * width + x]).squeeze(-2).unflatten(-1, getattr(self.noted, "key_size"))  # noqa: B009
 
+    def matrix(self, sample: int = 0) -> Tensor:
+        """Pairwise attention of one sample, (N_q, N_k), as the mean of its heads; attached to the graph."""
+        if self.kind != "pairwise" or not 3 <= len(self.shape) <= 4:
+            raise UserError(
+                f"{self.site} is {self.kind} attention {tuple(self.shape)}, no matrix per sample; use .values"
+            )
+        if not 0 <= sample < self.shape[0]:
+            raise UserError(f"sample={sample}: {self.site} has recorded {self.shape[0]}")
+        weights = self.values[sample]
+        return weights.mean(0) if weights.ndim == 3 else weights
+
     def _indices(self, name: str, numbers: Sequence[int] | Tensor, count: int) -> Tensor:
         indices = torch.as_tensor(numbers)
         whole = not (indices.is_floating_point() or indices.dtype == torch.bool) or not indices.numel()

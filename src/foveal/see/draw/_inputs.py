@@ -9,7 +9,11 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
+
+PairWeights = Sequence[Sequence[float]] | Tensor | AttentionRecord
+"""Weights (N, K) of pairs, or a pairwise record of one sample."""
 
 
 def finite(value: object) -> TypeGuard[float]:
@@ -36,9 +40,20 @@ def numbers(values: Sequence[float] | Tensor, name: str, count: int) -> list[flo
     return flat.tolist()
 
 
-def matrix(weights: Sequence[Sequence[float]] | Tensor, name: str, rows: int, columns: int) -> Tensor:
+def of_record(weights: AttentionRecord) -> Tensor:
+    """The weights (N, K) of a record of one sample, the mean of its heads."""
+    if weights.shape[0] != 1:
+        raise UserError(
+            f"{weights.site} has recorded {weights.shape[0]} samples; choose one with record.matrix(sample)"
+        )
+    return weights.matrix()
+
+
+def matrix(weights: PairWeights, name: str, rows: int, columns: int) -> Tensor:
     """A finite, not negative number for each pair of words, float64 (rows, columns)."""
-    values = torch.as_tensor(weights).detach().cpu().double()
+    values = (
+        torch.as_tensor(of_record(weights) if isinstance(weights, AttentionRecord) else weights).detach().cpu().double()
+    )
     if values.shape != (rows, columns):
         raise UserError(f"{name} {tuple(values.shape)} must be ({rows}, {columns}), a row and a column for each word")
     if not bool(((values >= 0) & values.isfinite()).all()):

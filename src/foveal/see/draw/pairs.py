@@ -12,14 +12,15 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
-from foveal.see.draw._inputs import matrix, some_words
+from foveal.see.draw._inputs import PairWeights, matrix, some_words
 from foveal.see.draw._type import FINE, INK, MUTED, PAPER, RULE, font, shade, shortened, turned, width
 
 
 def pairs(
     words: Sequence[str],
-    weights: Sequence[Sequence[float]] | Tensor,
+    weights: PairWeights,
     *,
     columns: Sequence[str] | None = None,
     target: Tensor | None = None,
@@ -31,6 +32,7 @@ def pairs(
     Args:
         words: N words.
         weights: (N, K), finite and not negative, row m attending to column n; the greatest is the strongest colour.
+            Or a pairwise record of one sample, of which the mean of the heads is drawn.
         columns: K words that are attended to; ``words`` themselves if left out.
         target: bool (N, K), pairs to frame.
         title: a line above the picture.
@@ -90,7 +92,7 @@ def _squares(values: Tensor) -> Image.Image:
 
 def all_pairs(
     words: Sequence[str],
-    matrices: Mapping[str, Tensor],
+    matrices: Mapping[str, Tensor | AttentionRecord],
     *,
     columns: Sequence[str] | None = None,
     most: int = 1200,

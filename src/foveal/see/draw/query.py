@@ -1,4 +1,4 @@
-"""What one position of an image attends to: the terms of spatial attention beside each other, and sampling points."""
+"""What one position of an image, or the class token, attends to; and the points that deformable convolution samples."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from foveal.attention.records.placement import token_map
 from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
 from foveal.see.draw._type import FINE, INK, MUTED, PAPER, font, shortened, width
@@ -27,18 +28,21 @@ Maps = AttentionRecord | Mapping[str, Tensor]
 def query(
     image: Tensor,
     attention: Maps | Mapping[str, Maps],
-    at: tuple[float, float],
+    at: tuple[float, float] | None = None,
     *,
     sample: int = 0,
     tile: int = 160,
 ) -> Image.Image:
-    """Draw where the position ``at`` of an image looks, one picture for each term, and all terms together.
+    """Draw where the position ``at`` of an image looks, or the class token of a transformer.
+
+    Spatial attention has one picture for each of its terms, and one for all of them together.
 
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
-        attention: a record of spatial attention, of which all heads' mean is drawn; or maps (h, w), not negative, by
-            title; or several of either by the name of a model, drawn below each other.
-        at: (x, y) of the query in pixels of the image.
+        attention: a record of spatial attention or of a transformer over the whole image, of which all heads' mean is
+            drawn; or maps (h, w), not negative, by title; or several of either by the name of a model or site, such as
+            what :func:`foveal.watch` returns, drawn below each other.
+        at: (x, y) of the query in pixels of the image; None for the first token of a transformer, which is no patch.
         sample: which sample of a record.
         tile: width of each picture in pixels.
 
@@ -50,7 +54,8 @@ def query(
     'RGB'
     """
     size = (int(image.shape[-2]), int(image.shape[-1]))
-    _check_place(at, size)
+    if at is not None:
+        _check_place(at, size)
     rows = _rows(attention, at, size, sample)
     marked = _marked(plain(image), at)
     pictures = {
@@ -106,31 +111,63 @@ def sampling(
 
 
 def query_maps(
-    record: AttentionRecord, at: tuple[float, float], size: tuple[int, int], sample: int = 0
+    record: AttentionRecord, at: tuple[float, float] | None, size: tuple[int, int], sample: int = 0
 ) -> dict[str, Tensor]:
     """Where one position of an image attends to, as the mean of all heads.
 
     Args:
-        record: of spatial attention.
-        at: (x, y) in pixels of the image.
+        record: of spatial attention, or of a transformer whose tokens are the patches of the whole image, row by row,
+            and perhaps others before them.
+        at: (x, y) in pixels of the image; None for the first token.
         size: (H, W) of the image.
         sample: of the batch.
 
     Returns:
-        Maps (h', w') by ``together`` and the name of each term.
+        Maps (h', w') by ``together`` and the name of each term; of a transformer, one by ``attention``.
     """
-    queries = getattr(record.noted, "query_size", None)
-    if queries is None:
-        raise UserError(f"{record.site} is {record.kind} attention; only spatial attention has a map for each query")
+    if record.kind != "pairwise":
+        raise UserError(f"{record.site} is {record.kind} attention; only pairwise attention has a map for each query")
     if not 0 <= sample < record.shape[0]:
         raise UserError(f"sample={sample}: {record.site} has recorded {record.shape[0]}")
-    x, y = (min(int(p / side * count), count - 1) for p, side, count in zip(at, size[::-1], queries[::-1], strict=True))
+    queries = getattr(record.noted, "query_size", None)
+    if queries is None:
+        return {"attention": _token_map(record, at, size, sample)}
+    if at is None:
+        raise UserError(f"{record.site} has no class token; give at=(x, y), the position that attends")
+    x, y = _cell(at, size, queries)
     records = {"together": record, **record.parts}
     return {name: part.map_at((x, y))[sample].detach().float().mean(0) for name, part in records.items()}
 
 
+def _token_map(record: AttentionRecord, at: tuple[float, float] | None, size: tuple[int, int], sample: int) -> Tensor:
+    """What a token of a transformer attends to, as a map (h', w')."""
+    queries, keys = (token_map(count, size) for count in record.shape[-2:])
+    if keys is None or len(record.shape) > 4 or (queries is None and at is not None):
+        raise UserError(
+            f"{record.site} attends between {record.shape[-2]} and {record.shape[-1]} tokens, which are no map of an "
+            f"image of {size[1]}×{size[0]} pixels; use record.rows or record.values"
+        )
+    if at is None:
+        if queries is not None and not queries[0] and record.shape[-2] > 1:
+            raise UserError(f"{record.site} has no class token; give at=(x, y), the position that attends")
+        row = 0
+    else:
+        assert queries is not None
+        x, y = _cell(at, size, queries[1])
+        row = queries[0] + y * queries[1][1] + x
+    extra, shape = keys
+    weights = record.rows([row])[sample, ..., 0, extra:].detach().float()
+    return weights.reshape(-1, *shape).mean(0)
+
+
+def _cell(at: tuple[float, float], size: tuple[int, int], counts: tuple[int, int]) -> tuple[int, int]:
+    """Column and row of the cell, of ``counts`` rows and columns, that a pixel of the image is in."""
+    x, y = (min(int(p / side * count), count - 1) for p, side, count in zip(at, size[::-1], counts[::-1], strict=True))
+    return x, y
+
+
 def _rows(
-    attention: Maps | Mapping[str, Maps], at: tuple[float, float], size: tuple[int, int], sample: int
+    attention: Maps | Mapping[str, Maps], at: tuple[float, float] | None, size: tuple[int, int], sample: int
 ) -> dict[str, Mapping[str, Tensor]]:
     """Maps by title, by the name of the model."""
     if isinstance(attention, AttentionRecord):
@@ -148,7 +185,9 @@ def _check_place(at: Sequence[float], size: tuple[int, int]) -> None:
         raise UserError(f"at={tuple(at)} must be (x, y) inside the image of {width}×{height} pixels")
 
 
-def _marked(picture: Image.Image, at: tuple[float, float]) -> Image.Image:
+def _marked(picture: Image.Image, at: tuple[float, float] | None) -> Image.Image:
+    if at is None:
+        return picture
     draw, radius = ImageDraw.Draw(picture), max(2.0, picture.width / 40)
     _circle(draw, at[0], at[1], radius, None)
     return picture

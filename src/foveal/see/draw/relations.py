@@ -13,10 +13,14 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
+from foveal.see.draw._inputs import of_record
 from foveal.see.draw._type import FINE, INK, PAPER, font, readable, shade, width
 from foveal.see.draw.overlay import Picture, plain
 from foveal.see.draw.segmentation import _side_by_side
+
+Weights = Tensor | AttentionRecord
 
 REFERENCE = (20, 110, 215)  # colour of the region that attends
 Rectangle = tuple[float, float, float, float]
@@ -25,7 +29,7 @@ Rectangle = tuple[float, float, float, float]
 def relations(
     image: Picture,
     boxes: Tensor | Mapping[str, Tensor],
-    weights: Tensor | Mapping[str, Tensor],
+    weights: Weights | Mapping[str, Weights],
     reference: int | Tensor | Sequence[float] | None = None,
     *,
     names: Sequence[str] | None = None,
@@ -39,7 +43,8 @@ def relations(
         image: (3, H, W), uint8, or float in [0, 1]; an array (H, W, 3); or a PIL image.
         boxes: (N, 4) as x1, y1, x2, y2 in pixels of the image; or those of several models by title, which are drawn
             beside each other.
-        weights: of the same models: (N, N), finite and not negative, row m attending to column n; or the row of the
+        weights: of the same models: (N, N), finite and not negative, row m attending to column n; or a
+            pairwise record of one sample; or the row of the
             reference alone, (N,).
         reference: the region that attends: its row, or a box (4,), of which the nearest region is taken, so that
             several models have the same one. None for the row with the greatest weight for another region; with one
@@ -68,8 +73,8 @@ def relations(
 
 
 def _models(
-    boxes: Tensor | Mapping[str, Tensor], weights: Tensor | Mapping[str, Tensor]
-) -> dict[str, tuple[Tensor, Tensor]]:
+    boxes: Tensor | Mapping[str, Tensor], weights: Weights | Mapping[str, Weights]
+) -> dict[str, tuple[Tensor, Weights]]:
     """Boxes and weights of each model by title."""
     if isinstance(boxes, Mapping) and isinstance(weights, Mapping):
         if not boxes or set(boxes) != set(weights):
@@ -80,7 +85,8 @@ def _models(
     return {"": (boxes, weights)}
 
 
-def _checked(boxes: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def _checked(boxes: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
+    weights = of_record(weights) if isinstance(weights, AttentionRecord) else weights
     boxes, weights = (torch.as_tensor(values).detach().cpu().float() for values in (boxes, weights))
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise UserError(f"boxes must be (N, 4) as x1, y1, x2, y2, got {tuple(boxes.shape)}")

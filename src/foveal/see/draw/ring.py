@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from foveal.see.draw._inputs import matrix, numbers, some_words
+from foveal.see.draw._inputs import PairWeights, matrix, numbers, some_words
 from foveal.see.draw._svg import element, markup
 from foveal.see.draw._type import FINE, INK, MUTED, PAPER, RULE, font, shade, shortened, turned, width
 
@@ -99,7 +99,7 @@ class Ring:
 def ring(
     words: Sequence[str],
     importance: Sequence[float] | Tensor,
-    weights: Sequence[Sequence[float]] | Tensor | None = None,
+    weights: PairWeights | None = None,
 ) -> Ring:
     """Lay out a ring; arguments as in :func:`foveal.see.words`."""
     sentence = some_words(words)

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from foveal.errors import unknown
-from foveal.see.draw._inputs import numbers, some_words
+from foveal.see.draw._inputs import PairWeights, numbers, some_words
 from foveal.see.draw._type import FINE, INK, PAPER, Font, font, readable, shade, shortened, width
 from foveal.see.draw.ring import ring, ring_picture
 
@@ -26,7 +26,7 @@ def words(
     importance: Sequence[float] | Tensor,
     *,
     style: Style = "ring",
-    weights: Sequence[Sequence[float]] | Tensor | None = None,
+    weights: PairWeights | None = None,
     title: str = "",
     size: int = 480,
 ) -> Image.Image:
@@ -37,7 +37,8 @@ def words(
         importance: (N,), finite and not negative.
         style: ``ring``: words clockwise from the top, each with a bar whose length is its importance; ``text``:
             the sentence, with stronger colour behind more important words.
-        weights: (N, N), row m attending to column n; the strongest pairs are drawn across the ring.
+        weights: (N, N), row m attending to column n, or a pairwise record of one sample; the strongest pairs are drawn
+            across the ring.
         title: a line above the picture.
         size: width in pixels, and height of a ring.
 

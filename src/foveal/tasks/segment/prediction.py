@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from foveal.attention import AttentionRecord, watch
+from foveal.attention import Attends, AttentionRecord, watch
+from foveal.attention.records.placement import map_size
 from foveal.data.images.masked import resized_to
 from foveal.data.images.reading import read_image
 from foveal.errors import UserError
@@ -94,12 +94,13 @@ def look(run: Trained, photo: Tensor, short: int | None, window: int | None, wat
 
 def attention_from_positions(model: nn.Module, images: Tensor) -> dict[str, AttentionRecord]:
     """The attention between positions and the sampling points of a forward pass, by layer; none if there are none."""
-    try:
-        with watch(model) as records:
-            model(images)
-    except UserError:  # nothing to watch
+    kinds = ("pairwise", "points")
+    sites = [name for name, module in model.named_modules() if isinstance(module, Attends) and module.kind in kinds]
+    if not sites:
         return {}
-    return {site: record for site, record in records.items() if record.kind in ("pairwise", "points")}
+    with watch(model, sites) as records:
+        model(images)
+    return dict(records)
 
 
 def run_lengths(classes: Tensor) -> list[list[int]]:
@@ -180,19 +181,6 @@ def attention_of(record: AttentionRecord, query: tuple[float, float], size: Sequ
     column, row = (min(int(part * side), side - 1) for part, side in zip(query, queries[::-1], strict=True))
     rows = record.rows([row * queries[1] + column])[0]
     return rows.float().reshape(-1, *keys).mean(0)
-
-
-def map_size(positions: int, size: Sequence[int]) -> tuple[int, int] | None:
-    """Height and width of a map with so many positions of an image of ``size``; None if no stride gives such a map.
-
-    >>> map_size(6 * 9, (48, 72)), map_size(7, (48, 72))
-    ((6, 9), None)
-    """
-    for stride in range(1, max(size) + 1):
-        height, width = (math.ceil(side / stride) for side in size)
-        if height * width <= positions:
-            return (height, width) if height * width == positions else None
-    return None
 
 
 def _marked(picture: Image.Image, query: tuple[float, float]) -> Image.Image:
