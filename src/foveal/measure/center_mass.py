@@ -66,7 +66,7 @@ class CenterMass(Metric):
         MetricInfo(
             "center_mass",
             "Center-mass",
-            about="Center-mass is the share of the attention between words that rests on pairs that should matter.",
+            about="Center-mass is the share of the attention that rests on pairs that should matter.",
         )
     )
 

@@ -121,6 +121,8 @@ def test_files_of_unequal_length(tmp_path):
         one_pair(tmp_path, "a\nb\nc\n", "x\ny\n")
     with pytest.raises(DataError, match=r"train\.en ends after 1 lines"):
         one_pair(tmp_path, "a\n", "x\ny\n")
+    with pytest.raises(DataError, match=r"train\.de ends after 1 lines"):
+        one_pair(tmp_path, "a\n\n", "x\n")  # an empty line is one
 
 
 def test_empty_lines_are_left_out_on_both_sides(tmp_path):
@@ -130,7 +132,7 @@ def test_empty_lines_are_left_out_on_both_sides(tmp_path):
 
 
 def test_files_in_each_others_place(tmp_path):
-    with pytest.raises(DataError, match=r"train\.en looks like de and .*train\.de like en.*data\.source=de"):
+    with pytest.raises(DataError, match=r"train\.en looks like de and .*train\.de like en.*exchange their names"):
         one_pair(tmp_path, text(DE * 5), text(EN * 5))
     assert len(one_pair(tmp_path, text(DE[:2]), text(EN[:2]))) == 2  # too few to tell
     with pytest.raises(DataError, match="hold the same sentences"):

@@ -54,6 +54,16 @@ def test_panels_side_by_side_with_a_legend():
     assert rgb("#ff0000") not in shown  # a class that is not there is not in the legend
 
 
+def test_many_panels_are_in_several_rows():
+    panels = {f"layer {number}": Image.new("RGB", (60, 40)) for number in range(6)}
+    few, many = (
+        segmentation(IMAGE, {"truth": LABELS}, NAMES, COLOURS, size=120, panels=dict(list(panels.items())[:count]))
+        for count in (2, 6)
+    )
+    assert many.width == few.width  # four beside each other
+    assert many.height > 1.6 * few.height
+
+
 def test_a_legend_has_as_many_lines_as_it_needs():
     wide, narrow = (legend(range(3), NAMES, COLOURS, across) for across in (600, 90))
     assert narrow.height > wide.height

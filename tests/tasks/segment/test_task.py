@@ -25,7 +25,7 @@ from foveal.see import report
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
 from foveal.tasks.segment.costs import mflops
-from foveal.tasks.segment.task import Segment, pixel_loss
+from foveal.tasks.segment.task import Segment, on_one_canvas, pixel_loss
 from foveal.tasks.train import _build_source, build_source
 
 TINY = """
@@ -187,11 +187,20 @@ def test_arithmetic_of_convolutions():
 def test_samples(run):
     stored = RunFolder(run.out).tensors("samples.safetensors")
     assert {name: tuple(values.shape) for name, values in stored.tensors.items()} == {
-        "image": (8, 3, 64, 128),
-        "label": (8, 64, 128),
-        "prediction": (8, 64, 128),
+        "image": (12, 3, 64, 128),
+        "label": (12, 64, 128),
+        "prediction": (12, 64, 128),
     }
     assert stored.about["palette"][1] == "#f0c020"
+
+
+def test_samples_of_several_sizes_are_on_one_canvas():
+    sides = ((2, 5), (4, 3))
+    batches = [{"image": torch.ones(2, 3, *size), "label": torch.zeros(2, *size)} for size in sides]
+    whole = on_one_canvas(batches)
+    assert {name: tuple(values.shape) for name, values in whole.items()} == {"image": (4, 3, 4, 5), "label": (4, 4, 5)}
+    assert [int((label == 0).sum()) for label in whole["label"]] == [10, 10, 12, 12]  # 255 elsewhere
+    assert whole["image"].sum() == 3 * 44
 
 
 def test_mirrored_and_sliding_tests(run, tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 
 import pytest
 import torch
@@ -124,13 +125,15 @@ def test_a_text(run):
     assert predict(run[0], "big red dog", beams=1, penalty=0).lines == prediction.lines
 
 
-@pytest.mark.parametrize("text", ["日本 dog", "dog </s> cat", "x" * 300, "\x01", "dog " * 150])
+@pytest.mark.parametrize("text", ["日本 dog", "dog </s> cat", "x" * 300, "\x01", "dog " * 150, "dog cat " * 15])
 def test_strange_texts(run, text):
     prediction = predict(run[0], text)
     assert len(prediction.lines["1111"]) == 1
     assert prediction.picture is not None
     assert ("never seen" in prediction.remark) == any(c not in "dogcat " for c in text)
-    assert ("more than any" in prediction.remark) == (len(text) >= 300)
+    longest = load_model(run[0])[1]["longest"]
+    assert 5 <= longest < 30  # five words
+    assert (f"more than any the model was trained on ({longest})" in prediction.remark) == (len(text) >= 100)
 
 
 def test_no_text(run):
@@ -154,6 +157,12 @@ def test_a_file(run, tmp_path, monkeypatch):
     lines = (tmp_path / "news-translated.txt").read_text().split("\n")
     assert lines[:4] == ["Hund groß", "", "Hund und Katze", "Katze rot"]
     assert len(lines) == 74
+    assert "Lines" not in done.output
+    (tmp_path / "odd.txt").write_text("dog 日\ncat\n" + "dog " * 30)
+    assert re.findall(r"Lines (\w+) .*?: (\d)\.", predict(run[0], tmp_path / "odd.txt").remark) == [
+        ("with", "1"),
+        ("longer", "1"),
+    ]
     (tmp_path / "news.gz").write_bytes(gzip.compress(b"cat\n"))
     assert predict(run[0], tmp_path / "news.gz").text == "Katze\n"
     (tmp_path / "empty.txt").write_text("")

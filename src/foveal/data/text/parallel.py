@@ -182,12 +182,14 @@ class ParallelData:
         )
 
     def about(self) -> dict[str, Any]:
-        """The languages and the vocabulary."""
+        """The languages, the vocabulary, and how many tokens the longest sentence has that is trained on."""
+        lengths = self._sides("train")[0].lengths
         return {
             "source": self.options.source,
             "target": self.options.target,
             "lowercase": self.options.lowercase,
             "subwords": self.subwords.dump(),
+            "longest": int(lengths[lengths <= self.options.longest].max(initial=0)),
         }
 
     def loader(

@@ -98,7 +98,7 @@ def line_pairs(files: Sequence[FilePair], encoding: str, kept: Callable[[str], s
         for total, (first, second) in enumerate(both, 1):
             if first is None or second is None:
                 raise DataError(
-                    f"{source} and {target} do not belong together: {target if first else source} ends after "
+                    f"{source} and {target} do not belong together: {source if first is None else target} ends after "
                     f"{total - 1:,} lines, the other goes on; line n of one must be the translation of line n of the "
                     "other"
                 )
@@ -156,5 +156,5 @@ def check_languages(files: FilePair, pairs: Pairs, languages: tuple[str, str]) -
     if other > 20 and other > 3 * own:
         raise DataError(
             f"{source} looks like {languages[1]} and {target} like {languages[0]}: they are in each other's place; "
-            f"rename them, or set data.source={languages[1]} and data.target={languages[0]}"
+            "exchange their names"
         )

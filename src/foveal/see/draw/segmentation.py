@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
 from PIL import Image, ImageDraw
@@ -13,6 +14,7 @@ from foveal.see.draw._type import INK, MUTED, PAPER, font, lines, width
 from foveal.see.draw.overlay import _picture, _pixels
 
 GAP, SWATCH, LETTERS = 10, 12, 12  # pixels
+ACROSS = 4  # panels beside each other; more of them are in further rows
 LEAST_SHARE = 0.001  # of the pixels of a picture, for a class to be in the legend
 
 
@@ -81,8 +83,8 @@ def segmentation(
     pictures |= {title: painted(image, values, colours, alpha=alpha) for title, values in labels.items()}
     pictures |= panels or {}
     classes = torch.cat([values.detach().cpu().flatten().long() for values in labels.values()])
-    row = _side_by_side(pictures, size)
-    return _below(row, legend(_present(classes, len(names)), names, colours, row.width))
+    drawn = _side_by_side(pictures, size)
+    return _below(drawn, legend(_present(classes, len(names)), names, colours, drawn.width))
 
 
 def _present(classes: Tensor, count: int) -> list[int]:
@@ -93,14 +95,18 @@ def _present(classes: Tensor, count: int) -> list[int]:
 
 
 def _side_by_side(pictures: Mapping[str, Image.Image], size: int) -> Image.Image:
-    face = font(LETTERS, bold=True)
+    """Pictures with their titles, in as many rows as they need; the longest side of all is ``size``."""
     largest = max(max(picture.size) for picture in pictures.values())
-    shown = {
-        title: picture.resize(
-            (max(1, round(picture.width * size / largest)), max(1, round(picture.height * size / largest)))
-        )
+    shown = [
+        (title, picture.resize([max(1, round(side * size / largest)) for side in picture.size]))
         for title, picture in pictures.items()
-    }
+    ]
+    rows = (_row(dict(shown[first : first + ACROSS])) for first in range(0, len(shown), ACROSS))
+    return reduce(_below, rows)
+
+
+def _row(shown: Mapping[str, Image.Image]) -> Image.Image:
+    face = font(LETTERS, bold=True)
     titles = {title: lines(title, face, picture.width) for title, picture in shown.items()}
     head = GAP + (LETTERS + 4) * max(map(len, titles.values()))
     across = GAP + sum(picture.width + GAP for picture in shown.values())

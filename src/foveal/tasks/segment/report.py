@@ -98,7 +98,8 @@ def _same(samples: Stored, first: Stored) -> bool:
 def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
     names, palette, tensors = first.about["answers"], first.about["palette"], first.tensors
     items = []
-    for k in range(min(LIMIT, len(tensors["image"]))):
+    count = len(tensors["image"])
+    for k in torch.linspace(0, count - 1, min(LIMIT, count)).long().tolist():  # sizes come in order
         inside = _inside(tensors["label"][k])
         image, truth = tensors["image"][k][:, *inside], tensors["label"][k][inside]
         paintings = {name: samples.tensors["prediction"][k][inside] for name, samples in models.items()}

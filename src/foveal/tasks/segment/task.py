@@ -73,6 +73,7 @@ class Segment(Task):
         for name in ("mean", "std"):  # buffers, so that they lie on the device before the first step
             self.register_buffer(name, torch.tensor(getattr(source, name)), persistent=False)
         self.confusion = PixelConfusion(classes)
+        self.kept: list[Batch] = []
         self._crop, self._peak = source.crop, 0  # bytes of memory
 
     @classmethod
@@ -130,16 +131,24 @@ class Segment(Task):
     def on_test_epoch_start(self) -> None:
         """As in validation."""
         torch.backends.cudnn.benchmark = False
+        self.kept.clear()
 
     def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
         """Scores, and a few samples to look at."""
         prediction = segment(self.model, self.inputs(batch), self.recipe.measure).argmax(1)
         self.test_score.update(prediction, batch["label"])
         self.confusion.update(prediction, batch["label"])
-        if batch_idx == 0:
+        batches = int(self.trainer.num_test_batches[0])
+        looked_at = torch.linspace(0, batches - 1, min(SAMPLES, batches)).long().tolist()  # sizes come in order
+        if batch_idx in looked_at:
             kept = {"image": batch["image"], "label": batch["label"], "prediction": prediction.to(torch.uint8)}
-            spread = torch.linspace(0, len(prediction) - 1, min(SAMPLES, len(prediction))).long()
-            self.samples = {key: values.cpu()[spread].contiguous() for key, values in kept.items()}
+            count = min(SAMPLES // len(looked_at), len(prediction))
+            spread = torch.linspace(0, len(prediction) - 1, count).long()
+            self.kept.append({key: values.cpu()[spread] for key, values in kept.items()})
+
+    def on_test_epoch_end(self) -> None:
+        """Samples of all sizes as tensors of one."""
+        self.samples = on_one_canvas(self.kept) if self.kept else {}
 
     def results(self) -> Results:
         """Mean IoU with that of every class, pixel accuracy, and what the network costs."""
@@ -203,6 +212,22 @@ def pixel_loss(logits: Tensor, label: Tensor, label_smoothing: float = 0.0) -> T
         logits.float(), label, ignore_index=IGNORED, label_smoothing=label_smoothing, reduction="sum"
     )
     return total / (label != IGNORED).sum().clamp_min(1)
+
+
+def on_one_canvas(batches: Sequence[Batch]) -> dict[str, Tensor]:
+    """Batches of images of different sizes as one; what is added to an image does not count.
+
+    Args:
+        batches: tensors (N, ..., H, W) by name.
+    """
+    sizes = torch.tensor([batch["label"].shape[-2:] for batch in batches])
+    height, width = sizes.amax(0).tolist()
+
+    def padded(name: str, values: Tensor) -> Tensor:
+        beyond = (0, width - values.shape[-1], 0, height - values.shape[-2])
+        return F.pad(values, beyond, value=IGNORED if name == "label" else 0)
+
+    return {name: torch.cat([padded(name, batch[name]) for batch in batches]) for name in batches[0]}
 
 
 def try_segmenter(model: nn.Module, name: str, classes: int, size: tuple[int, int]) -> None:

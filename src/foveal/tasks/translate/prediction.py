@@ -42,7 +42,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], beams: int | None, p
         run, options.beams if beams is None else beams, options.penalty if penalty is None else penalty
     )
     if file is not None:
-        return _file(translator, file)
+        return _file(translator, file, _longest(run))
     (source, translation), title = translator.tokens(inputs), run.recipe.title
     text = translator.subwords.decode([translation[0].tolist()])[0]
     if len(source[0]) < 2:  # its end alone
@@ -50,7 +50,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], beams: int | None, p
     return Prediction(
         lines={title: [text]},
         picture=_picture(translator, source[0], translation[0]),
-        remark=_remark(run, source[0], inputs[0]),
+        remark=_remark(run, source[0]),
         data={"source": inputs[0], "translation": text},
         stem="text-translated",
     )
@@ -83,8 +83,8 @@ class Translator:
         return translations
 
 
-def _file(translator: Translator, file: Path) -> Prediction:
-    """Line by line; an empty line stays one."""
+def _file(translator: Translator, file: Path, longest: int) -> Prediction:
+    """Line by line; an empty line stays one. Those with more tokens than ``longest`` are counted."""
     sentences = list(lines(file))
     if any("\0" in sentence for sentence in sentences):
         raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
@@ -98,6 +98,7 @@ def _file(translator: Translator, file: Path) -> Prediction:
     return Prediction(
         lines={translator.title: [count]},
         text="".join(f"{text}\n" for text in translations),
+        remark=_file_remark(translator.subwords.encode(sentences), longest),
         stem=f"{file.name.removesuffix('.gz').rpartition('.')[0] or file.name}-translated",
     )
 
@@ -121,14 +122,27 @@ def _picture(translator: Translator, source: Tensor, translation: Tensor) -> Ima
     return canvas
 
 
-def _remark(run: Trained, source: Tensor, text: str) -> str:
+def _remark(run: Trained, source: Tensor) -> str:
     """What may be wrong with the sentence."""
     remarks = []
     unknown = int((source == UNKNOWN).sum())
     if unknown:
         characters = "a character" if unknown == 1 else f"{unknown} characters"
         remarks.append(f"The model has never seen {characters} of this text.")
-    longest = run.recipe.data.get("longest", 250)
-    if len(source) > longest + 1:
+    if len(source) > (longest := _longest(run)) + 1:
         remarks.append(f"The text has {len(source) - 1} tokens, more than any the model was trained on ({longest}).")
     return " ".join(remarks)
+
+
+def _file_remark(rows: Sequence[Sequence[int]], longest: int) -> str:
+    """What may be wrong with some lines of a file, given as tokens."""
+    counts = {
+        "with characters that the model has never seen": sum(UNKNOWN in row for row in rows),
+        f"longer than any that the model was trained on ({longest} tokens)": sum(len(row) > longest for row in rows),
+    }
+    return " ".join(f"Lines {what}: {count:,}." for what, count in counts.items() if count)
+
+
+def _longest(run: Trained) -> int:
+    """Tokens of the longest sentence in training; of runs that do not know it, the recipe's limit."""
+    return run.about.get("longest", run.recipe.data.get("longest", 250))
