@@ -99,7 +99,10 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
 def _no_place(model: nn.Module, name: str, layers: Iterable[nn.Module]) -> UserError:
     """The error for a network without a usual place; one without any 2-D layer is not told to choose one."""
     if any(channels_of(layer) is not None for layer in layers):
-        return UserError(f"{type(model).__name__} has no usual place for {name!r}; choose layers with at=")
+        return UserError(
+            f"{type(model).__name__} has no usual place for {name!r}: its blocks have no layer of the kind that it "
+            "suits; choose layers with at="
+        )
     return UserError(
         f"{type(model).__name__} has no layer with 2-D feature maps (N, C, H, W), the only ones that {name!r} serves; "
         "build a module of foveal.attention into it by hand, such as FocusedAttention for tokens"
