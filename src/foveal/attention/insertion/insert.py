@@ -31,14 +31,19 @@ from foveal.typed import check_names, convert
 At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
+def check_model(model: object) -> None:
+    """Raise unless it is a module that attention can be inserted into."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise UserError(f"model must be a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
+
+
 def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     """Layers of ``model``, by name, that ``at`` selects for the mechanism ``name``.
 
     Raises:
         UserError: nothing matches (with near misses), or a selected layer cannot have it (with the reason).
     """
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise UserError(f"model must be a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
+    check_model(model)
     mechanism = look_up(name)
     layers = dict(own_modules(model, every_name=True))
     if not layers:
