@@ -257,3 +257,8 @@ def test_repr_tells_the_last_gate():
 def test_a_query_that_does_not_exist(query, advice):
     with pytest.raises(UserError, match=advice):
         ProgressiveGate(4, queries=10)(torch.rand(2, 4, 5, 5), torch.tensor(query))
+
+
+def test_a_query_that_is_no_tensor():
+    with pytest.raises(UserError, match=r"query must be a torch\.Tensor, got list"):
+        make()(torch.rand(2, 4, 5, 5), [1, 2])

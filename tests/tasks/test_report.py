@@ -270,6 +270,15 @@ def test_maps_of_different_kinds_are_told_apart(tmp_path):
     assert marked(path) == []
 
 
+def test_a_run_without_parts_is_not_in_the_table_of_parts(tmp_path):
+    write_classifier(tmp_path / "a", "with maps", overlap=0.5)
+    write_run(tmp_path / "b", title="without", task="classify", metrics={"accuracy": 0.5}, infos={}, curves={})
+    page = page_of(report(tmp_path))
+    table = page.text.partition("In parts")[2].partition("What they saw")[0]
+    assert "with maps" in table
+    assert "without" not in table
+
+
 def test_without_a_split_there_is_no_second_table(tmp_path):
     metrics = {"accuracy": 0.5, "overlap_last": 0.2}
     page = page_of(report(write_run(tmp_path / "a", task="classify", metrics=metrics, infos={}, curves={})))

@@ -79,6 +79,7 @@ class DeformableKernel(Kernel):
 
     kind = "points"
     filled: tuple[str, ...] = (*Kernel.filled, "stride", "padding", "dilation")
+    stages = 3
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class DeformableKernel(Kernel):
     @classmethod
     def usual(cls, model: nn.Module) -> list[str]:
         """The spatial convolution of every block of the last three stages."""
-        return block_convolutions(model, stages=3)
+        return block_convolutions(model, cls.stages)
 
     @classmethod
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:

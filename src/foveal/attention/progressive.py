@@ -87,6 +87,8 @@ class ProgressiveGate(Attends):
             nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
 
     def _check_query(self, query: Tensor) -> None:
+        if not isinstance(query, Tensor):
+            raise UserError(f"query must be a torch.Tensor, got {type(query).__name__}; use torch.as_tensor(query)")
         if self.queries is None or observed(query):
             return
         if query.dtype.is_floating_point or query.ndim != 1:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foveal.errors import UserError
+from foveal.supervise._inputs import check_tensors
 
 
 def at_least_float32(values: Tensor) -> Tensor:
@@ -19,29 +20,17 @@ def at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def check_tensors(**values: object) -> None:
-    """Raise for an argument that is no tensor, such as an array of NumPy.
-
-    >>> check_tensors(mask=[True])
-    Traceback (most recent call last):
-    ...
-    foveal.errors.UserError: mask must be a torch.Tensor, got list; convert it with torch.as_tensor(mask)
-    """
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise UserError(f"{name} must be a torch.Tensor, got {kind}; convert it with torch.as_tensor({name})")
-
-
-def warn_without_target(counted: Tensor) -> None:
+def warn_without_target(counted: Tensor, reason: str = "its mask is false everywhere", result: str = "nan") -> None:
     """Warn if none of the samples has a target, so that there is nothing to measure.
 
     Args:
         counted: bool (N,), which samples have one.
+        reason: why a sample has none.
+        result: what comes back.
     """
     if not bool(counted.any()):
-        reason = "its mask is false everywhere" if len(counted) else "the batch is empty"
-        warnings.warn(f"no sample has a target ({reason}): the result is nan", stacklevel=3)
+        reason = reason if len(counted) else "the batch is empty"
+        warnings.warn(f"no sample has a target ({reason}): the result is {result}", stacklevel=3)
 
 
 def check_maps(attention: Tensor, mask: Tensor) -> None:

@@ -70,7 +70,9 @@ OVERLAP_LAST = register_metric(
     )
 )
 OVERLAP_INNER = register_metric(
-    MetricInfo("overlap_inner", "Overlap inner", better="lower", about="Overlap inner is the same in an inner layer.")
+    MetricInfo(
+        "overlap_inner", "Overlap inner", better="lower", about="Overlap inner is overlap last in an inner layer."
+    )
 )
 
 

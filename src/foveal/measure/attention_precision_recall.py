@@ -80,7 +80,7 @@ def attention_precision_recall(
     (tensor([0.5000, 0.5000, 1.0000]), tensor([1.0000, 0.5000, 0.5000]))
     """
     check_maps(attention, mask)
-    warn_without_target(mask.flatten(1).any(1))
+    warn_without_target(mask.flatten(1).any(1), result="a recall of nan")
     return _compute(_update(attention, mask, _levels(thresholds).to(attention.device), normalise))
 
 

@@ -15,8 +15,9 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from foveal.errors import UserError, unknown
-from foveal.measure._inputs import at_least_float32
+from foveal.measure._inputs import at_least_float32, warn_without_target
 from foveal.measure.info import MetricInfo, register_metric
+from foveal.supervise._inputs import check_tensors
 
 Interpolation = Literal["area", "11point", "step"]
 INTERPOLATIONS = ("area", "11point", "step")
@@ -28,6 +29,7 @@ def _check_interpolation(interpolation: str) -> None:
 
 
 def _check(scores: Tensor, labels: Tensor) -> None:
+    check_tensors(scores=scores, labels=labels)
     if scores.ndim != 2 or scores.shape != labels.shape:
         raise UserError(
             "scores and labels must both be (N, K), samples by attributes, "
@@ -159,7 +161,9 @@ def weighted_average_precision(
     """
     _check_interpolation(interpolation)
     _check(scores, labels)
-    return _weighted(*_compute(*_without(*_update(scores, labels), valid), interpolation))
+    average, positives = _compute(*_without(*_update(scores, labels), valid), interpolation)
+    warn_without_target(positives > 0, "no label is positive")
+    return _weighted(average, positives)
 
 
 def label_map(
@@ -184,7 +188,9 @@ def label_map(
     """
     _check_interpolation(interpolation)
     _check(scores, labels)
-    return _mean(*_compute(*_without(*_update(scores, labels), valid), interpolation))
+    average, positives = _compute(*_without(*_update(scores, labels), valid), interpolation)
+    warn_without_target(positives > 0, "no label is positive")
+    return _mean(average, positives)
 
 
 class _Ranked(Metric):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from foveal.errors import unknown
+from foveal.measure._inputs import warn_without_target
 from foveal.measure.info import MetricInfo, register_metric
 from foveal.supervise.center_mass import Logits, Over, Related, graph_masses
 
@@ -46,6 +47,7 @@ def center_mass(
     tensor(0.2500)
     """
     mass, has_pair = graph_masses(logits, target, mask, over, related=related, scale=scale)
+    warn_without_target(has_pair.flatten(), "it has no labelled pair")
     return mass.sum() / has_pair.sum()
 
 

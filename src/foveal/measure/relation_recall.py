@@ -23,8 +23,9 @@ from torchmetrics import Metric
 
 from foveal.attention.relationships import top_pairs
 from foveal.errors import UserError
-from foveal.measure._inputs import check_tensors
+from foveal.measure._inputs import warn_without_target
 from foveal.measure.info import MetricInfo, metric_info, register_metric
+from foveal.supervise._inputs import check_boxes, check_tensors
 from foveal.supervise.targets import box_iou
 
 K = (1000, 2000, 5000, 8000, 10000)
@@ -42,8 +43,7 @@ def _check(pair_scores: Tensor, proposals: Tensor, boxes: Tensor, relations: Ten
     for name, tensor in (("proposals", proposals), ("boxes", boxes)):
         if tensor.ndim != 2 or tensor.shape[1] != 4:
             raise UserError(f"{name} must be (N, 4) as x1, y1, x2, y2, got {tuple(tensor.shape)}")
-        if not bool(tensor.isfinite().all()):
-            raise UserError(f"{name} hold NaN or infinite coordinates")
+    check_boxes(proposals, boxes)
     if pair_scores.shape != (len(proposals), len(proposals)):
         raise UserError(
             f"pair_scores must be ({len(proposals)}, {len(proposals)}), a row and a column for each proposal, got "
@@ -143,6 +143,7 @@ def relation_recall(
     tensor([1., 1.])
     """
     _check(pair_scores, proposals, boxes, relations)
+    warn_without_target((relations >= 0).all(1).any()[None], "the image has no relation")
     return _update(pair_scores, proposals, boxes, relations, _check_k(k), iou, ordered)
 
 

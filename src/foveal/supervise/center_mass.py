@@ -30,6 +30,7 @@ from foveal.errors import UserError, unknown
 from foveal.kernels.center_mass.log_sums import fused, graph_log_sums, row_log_sums
 from foveal.kernels.center_mass.loss import fused_loss_available, graph_loss
 from foveal.kernels.center_mass.pairs import LabelledPairs
+from foveal.supervise._inputs import check_tensors
 
 Over = Literal["matrix", "row"]
 LossShape = Literal["focal", "l2", "smooth_l1"]
@@ -319,7 +320,7 @@ def _pairs(
 ) -> LabelledPairs:
     for name, value in (("target", target), ("related", related)):
         if not isinstance(value, Tensor) and (name == "target" or not (value is None or isinstance(value, str))):
-            raise UserError(f"{name} must be a tensor, got {type(value).__name__}")
+            check_tensors(**{name: value})
     if related is None:
         if target.dtype != torch.bool:
             raise UserError(

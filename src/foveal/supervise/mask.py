@@ -10,7 +10,6 @@ The share is the true-positive strength of Seo, Lin, Cohen, Shen, Han: "Hierarch
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from foveal.attention.records.placement import place
 from foveal.attention.records.record import AttentionRecord
 from foveal.errors import UserError
+from foveal.supervise._inputs import check_tensors, may_look, warn_not_finite
 from foveal.supervise.registry import register_attention_loss
 
 
@@ -72,24 +72,19 @@ def mask_loss(attention: Tensor | AttentionRecord, mask: Tensor, grid: tuple[flo
 
 
 def _check(attention: Tensor, mask: Tensor) -> None:
+    check_tensors(attention=attention, mask=mask)
     if attention.ndim != 3 or 0 in attention.shape[1:] or not attention.is_floating_point():
         raise UserError(
             f"attention must be floating point (N, h, w), one map per sample, got {attention.dtype} "
             f"{tuple(attention.shape)}"
         )
-    if not isinstance(mask, Tensor):
-        raise UserError(
-            f"mask must be a torch.Tensor, got {type(mask).__name__}; convert it with torch.as_tensor(mask)"
-        )
     if mask.dtype != torch.bool:
         raise UserError(f"mask must be bool, got {mask.dtype}; compare it first, for example mask > 0")
     if mask.ndim != 3 or 0 in mask.shape[1:] or len(mask) != len(attention):
         raise UserError(f"mask must be ({len(attention)}, H, W), one per sample, got {tuple(mask.shape)}")
-    on_cpu = attention.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would have to wait
-    if on_cpu and bool((attention < 0).any()):
+    if may_look(attention) and bool((attention < 0).any()):
         raise UserError("attention must not be negative; give probabilities (after sigmoid or softmax)")
-    if on_cpu and not bool(attention.isfinite().all()):
-        warnings.warn("attention is not finite for some samples, which are skipped; is the input?", stacklevel=3)
+    warn_not_finite(attention=attention)
 
 
 @register_attention_loss("mask", needs_mask=True)

@@ -61,6 +61,7 @@ def region_pairs(
             raise UserError(f"a target has no {missing[0]!r}, which kind={kind!r} needs; it has {', '.join(target)}")
     proposals = noted.boxes * box_scale(noted, sizes)[:, None]
     boxes = _padded([target["boxes"].reshape(-1, 4) for target in targets], 0, proposals)
+    boxes = boxes.nan_to_num(0, 0, 0)  # a box of no area shows nothing
     if kind == "annotated":
         relations = _padded([target["relations"].reshape(-1, 2).long() for target in targets], -1, proposals)
         return relation_pairs(proposals, boxes, relations, iou, symmetric=symmetric)

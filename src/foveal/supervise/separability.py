@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foveal.errors import UserError, unknown
+from foveal.supervise._inputs import check_tensors, warn_not_finite
 
 MaskLayer = Literal["last", "inner"]
 
@@ -76,6 +77,7 @@ def separability(
     (tensor(0.), tensor(1.))
     """
     _check_maps(target_map, confuser_map)
+    warn_not_finite(target_map=target_map, confuser_map=confuser_map)
     losses, valid = separabilities(
         target_map,
         confuser_map,
@@ -148,6 +150,7 @@ def consistency(
     tensor(0.0500)
     """
     _check_maps(inner_map, last_map, same=False)
+    warn_not_finite(inner_map=inner_map, last_map=last_map)
     losses, valid = consistencies(
         inner_map, last_map, theta, sigma=sigma, omega=omega, source=source, hinge=hinge, mask_gradient=mask_gradient
     )
@@ -208,6 +211,7 @@ def confusing_class(logits: Tensor, target: Tensor, valid: Tensor | None = None)
 
 
 def _check_maps(first: Tensor, second: Tensor, same: bool = True) -> None:
+    check_tensors(first=first, second=second)
     for name, maps in (("first", first), ("second", second)):
         if maps.ndim not in (3, 4) or 0 in maps.shape[-2:]:
             raise UserError(f"the {name} map must be (N, H, W) or (N, P, H, W), got shape {tuple(maps.shape)}")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foveal.errors import UserError, unknown
+from foveal.supervise._inputs import check_boxes, check_tensors, may_look
 
 ObjectKind = Literal["category", "instance"]
 WordKind = Literal["semantic", "semantic_mixed", "different_category", "same_category", "different_word"]
@@ -92,8 +93,7 @@ def word_pairs(tags: Tensor, words: Tensor | None = None, kind: WordKind = "sema
     if tags.ndim < 1 or tags.dtype.is_floating_point or tags.dtype == torch.bool:
         raise UserError(f"tags must be integers (..., N), got {tags.dtype} {tuple(tags.shape)}")
     tags = tags.long()
-    on_cpu = tags.device.type == "cpu" and not torch.compiler.is_compiling()  # a GPU would have to wait
-    if on_cpu and tags.numel() and int(tags.max()) >= len(Tag):
+    if may_look(tags) and tags.numel() and int(tags.max()) >= len(Tag):
         raise UserError(f"tags must be those of foveal.supervise.Tag, 0 to {len(Tag) - 1}, got {int(tags.max())}")
     if kind in ("semantic", "semantic_mixed"):
         table = semantic_table(mixed=kind == "semantic_mixed").to(tags.device)
@@ -156,6 +156,7 @@ def assign(proposals: Tensor, boxes: Tensor, iou: float = 0.5, present: Tensor |
 
 
 def _check_boxes(proposals: Tensor, boxes: Tensor) -> None:
+    check_tensors(proposals=proposals, boxes=boxes)
     for name, tensor in (("proposals", proposals), ("boxes", boxes)):
         if tensor.ndim < 2 or tensor.shape[-1] != 4:
             raise UserError(f"{name} must be (..., N, 4) as x1, y1, x2, y2, got {tuple(tensor.shape)}")
@@ -164,6 +165,8 @@ def _check_boxes(proposals: Tensor, boxes: Tensor) -> None:
             f"proposals {tuple(proposals.shape)} and boxes {tuple(boxes.shape)} must be of the same images; pad boxes "
             "with the label −1 to batch them"
         )
+    if may_look(proposals) and may_look(boxes):
+        check_boxes(proposals, boxes)
 
 
 def object_pairs(
@@ -188,6 +191,7 @@ def object_pairs(
     """
     if kind not in ("category", "instance"):
         raise unknown("kind of object pairs", str(kind), ("category", "instance"))
+    check_tensors(boxes=boxes, labels=labels)
     if labels.shape != boxes.shape[:-1]:
         raise UserError(f"labels {tuple(labels.shape)} must be one for each box, {tuple(boxes.shape[:-1])}")
     shows = assign(proposals, boxes, iou, labels >= 0)
@@ -241,6 +245,7 @@ def relation_pairs(
     tensor([[False, False],
             [ True, False]])
     """
+    check_tensors(boxes=boxes, relations=relations)
     objects, integer = boxes.shape[-2], not (relations.dtype.is_floating_point or relations.dtype == torch.bool)
     if relations.ndim < 2 or relations.shape[-1] != 2 or relations.shape[:-2] != boxes.shape[:-2] or not integer:
         raise UserError(

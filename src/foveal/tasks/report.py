@@ -218,7 +218,8 @@ class _Part:
             }
             for group in self.groups
         }
-        body = parts_table(values, infos, label="parts")
+        measured = {name: by_metric for name, by_metric in values.items() if any(by_metric.values())}
+        body = parts_table(measured, infos, label="parts")
         return Section("In parts", body) if body else None
 
 

@@ -3,9 +3,11 @@
 import pytest
 import timm
 import torch
+import torchvision
 from small_net import images, randomise
 
 import foveal
+from foveal.attention.class_maps.choose import last_map
 from foveal.errors import UserError
 
 CLASSES = {"gradcam++": "GradCAMPlusPlus", "layercam": "LayerCAM", "eigencam": "EigenCAM"}
@@ -67,3 +69,17 @@ def test_a_module_is_told_its_name():
     model = timm.create_model("resnet10t")
     with pytest.raises(UserError, match=r"at='layer3'; got the module Sequential$"):
         foveal.cam(model, images(1, (64, 64)), 0, at=model.layer3)
+
+
+def test_the_layer_of_a_detector_is_in_its_backbone():
+    """Not one of the heads, on which class scores may not depend."""
+    detector = torchvision.models.get_model(
+        "fasterrcnn_mobilenet_v3_large_320_fpn", weights_backbone=None, num_classes=3, box_score_thresh=0.0
+    ).eval()
+    x = torch.rand(1, 3, 64, 64)
+    assert last_map(detector, (x,)).startswith("backbone.body.")
+
+    def score(found):
+        return torch.stack([torch.stack([f["scores"][f["labels"] == c].sum() for c in range(3)]) for f in found])
+
+    assert foveal.cam(detector, x, torch.tensor([1]), score=score).ndim == 3

@@ -114,3 +114,9 @@ def test_errors():
         foveal.sites(timm.create_model("resnet18"), "aw", at="layer1.0.convv1")
     with pytest.raises(UserError, match="share_out=8 does not divide 12"):
         foveal.sites(SmallNet(), "aw", share_out=8)
+
+
+@pytest.mark.parametrize("model", [None, "resnet18", 3])
+def test_what_is_no_model(model):
+    with pytest.raises(UserError, match=r"model must be a torch\.nn\.Module, not scripted or traced, got"):
+        foveal.sites(model, "se")

@@ -20,12 +20,15 @@ TABLE = Path(__file__).with_name("families.csv")
 SMALL = ("tiny", "nano", "small", "_xs", "18", "atto")
 
 
-def built(name):
-    with torch.device("meta"):
-        if timm.is_model(name):
+PLACES = ("se", "aw", "spatial", "deform")  # "cbam" goes where "se" does, "dynamic" where "spatial" does
+
+
+def built(name, *, of_torchvision=False):
+    with torch.device("cpu" if name.startswith("regnet_") else "meta"):  # torchvision's fills its weights in an odd way
+        if timm.is_model(name) and not of_torchvision:
             return timm.create_model(name)
-        weights = {"weights_backbone": None} if "rcnn" in name else {}
-        return torchvision.models.get_model(name, **weights)
+        composed = torchvision.models.get_model_builder(name).__module__.split(".")[2] in ("detection", "segmentation")
+        return torchvision.models.get_model(name, **({"weights_backbone": None} if composed else {}))
 
 
 def sites(model, mechanism):
@@ -33,29 +36,60 @@ def sites(model, mechanism):
     try:
         names = list(find(model, mechanism))
     except UserError as error:
-        return "tokens" if "works on tokens" in str(error) else "none"
+        return REASONS[next(part for part in REASONS if part in str(error))]
     return f"{len(names)}: {names[0]} … {names[-1]}"
 
 
-def rows():
-    """One small network of every family of timm."""
+REASONS = {  # part of a refusal, and how the table calls it
+    "works on tokens": "tokens",
+    "no layer with 2-D feature maps": "no 2-D maps",
+    "fuse them first": "unfused",
+    "join sums of layers": "cells",
+    "join parallel branches": "branches",
+    "all resolutions side by side": "resolutions",
+    "only its stem": "only stem",
+    "no layer of the kind": "no such layer",
+    "has a convolution of its own": "own convolution",
+    "cannot be put on": "not served",
+}
+
+
+def smallest(names):
+    return min(names, key=lambda n: (not any(word in n for word in SMALL), len(n), n))
+
+
+def networks():
+    """One small network of every family of timm and torchvision, by family."""
     for family, names in sorted(_module_to_models.items()):
-        if f"timm.models.{family}" not in sys.modules:  # networks of foveal, which timm knows as well
-            continue
-        name = min(names, key=lambda n: (not any(word in n for word in SMALL), len(n), n))
-        model = built(name)
-        yield {"family": family, "model": name, "se": sites(model, "se"), "aw": sites(model, "aw")}
+        if f"timm.models.{family}" in sys.modules:  # timm knows networks of foveal as well
+            name = smallest(names)
+            yield family, name, built(name)
+    families = {}
+    for name in torchvision.models.list_models():
+        family = torchvision.models.get_model_builder(name).__module__.removeprefix("torchvision.models.")
+        if not family.startswith("optical_flow"):  # takes two images
+            families.setdefault(f"torchvision.{family}", []).append(name)
+    for family, names in sorted(families.items()):
+        name = smallest(names) if "regnet" not in family else "regnet_y_400mf"
+        yield family, name, built(name, of_torchvision=True)
+
+
+def rows():
+    for family, name, model in networks():
+        row = {mechanism: sites(model, mechanism) for mechanism in PLACES}
+        assert (sites(model, "cbam"), sites(model, "dynamic")) == (row["se"], row["spatial"])
+        yield {"family": family, "model": name, **row}
 
 
 def write():
     with TABLE.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, ["family", "model", "se", "aw"], lineterminator="\n")
+        writer = csv.DictWriter(file, ["family", "model", *PLACES], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows())
 
 
 @pytest.mark.slow
-def test_every_family_of_timm():
+def test_every_family():
     with TABLE.open(newline="", encoding="utf-8") as file:
         expected = {row["family"]: row for row in csv.DictReader(file)}
     measured = {row["family"]: row for row in rows()}
@@ -66,7 +100,9 @@ def test_every_family_of_timm():
     }
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_s3_tiny_224", "gmixer_12_224", "vit_b_16"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "swin_s3_tiny_224", "gmixer_12_224", "vit_b_16", "vit_base_mci_224"]
+)
 @pytest.mark.parametrize("mechanism", ["se", "aw"])
 def test_networks_of_tokens_are_refused(name, mechanism):
     with pytest.raises(UserError, match=r"works on tokens.*2-D feature maps.*foveal\.cam shows where it looks"):
@@ -96,6 +132,14 @@ def test_networks_of_tokens_are_refused(name, mechanism):
         ("repghostnet_050", 16, "blocks.0.0.ghost2.cheap_operation.1", "blocks.8.3.ghost2.cheap_operation.1"),
         ("efficientvit_m0", 6, "stages.0.blocks.0.ffn1.m.pw2.bn", "stages.2.blocks.2.ffn1.m.pw2.bn"),
         ("csatv2", 14, "stages.0.0.dwconv", "stages.3.4.dwconv"),
+        ("dpn48b", 2 * 16, "features.conv2_1.c1x1_c1", "features.conv5_3.c1x1_c2"),  # both halves of what is joined
+        ("regnetz_b16_evos", 22, "stages.0.0.conv3_1x1.conv", "stages.3.1.conv3_1x1.conv"),
+        ("coatnext_nano_rw_224", 16, "stages.0.blocks.0.mlp.fc2", "stages.3.blocks.2.mlp.fc2"),
+        ("lowformer_b3", 19, "stages.0.0.main.point_conv.norm", "stages.3.6.local.main.point_conv.norm"),
+        ("mobilenet_v2", 17, "features.1.conv.2", "features.17.conv.3"),
+        ("mobilenet_v3_small", 11, "features.1.block.2.1", "features.11.block.3.1"),
+        ("squeezenet1_0", 2 * 8, "features.3.expand1x1", "features.12.expand3x3"),
+        ("ssdlite320_mobilenet_v3_large", 14, "backbone.features.0.1.block.1.1", "backbone.features.1.2.block.3.1"),
         ("hgnetv2_b0", 5, "stages.0.blocks.0.aggregation.1.bn", "stages.3.blocks.0.aggregation.1.bn"),
     ],
 )
@@ -104,10 +148,47 @@ def test_one_gate_a_block(name, count, first, last):
     assert (len(names), names[0], names[-1]) == (count, first, last)
 
 
-@pytest.mark.parametrize("name", ["nasnetalarge", "pnasnet5large", "ghostnetv3_100"])
+@pytest.mark.parametrize("name", ["nasnetalarge", "pnasnet5large"])
 def test_cells_without_an_end(name):
     with pytest.raises(UserError, match=r"no layer is the end of a cell; choose layers with at="):
         find(built(name), "se")
+
+
+@pytest.mark.parametrize("name", ["repvgg_a0", "mobileone_s0", "ghostnetv3_100"])
+@pytest.mark.parametrize("mechanism", PLACES)
+def test_parallel_branches_are_fused_first(name, mechanism):
+    with pytest.raises(UserError, match=r"sum parallel branches.*fuse them first, with timm\.utils\."):
+        find(built(name), mechanism)
+
+
+def test_fused_branches():
+    model = timm.utils.reparameterize_model(timm.create_model("repvgg_a0"))
+    assert [len(find(model, mechanism)) for mechanism in PLACES] == [21, 21, 15, 19]
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3", "nasnetalarge", "mixnet_s", "ghostnet_050"])
+@pytest.mark.parametrize("mechanism", ["spatial", "deform"])
+def test_no_convolution_of_parallel_branches_is_the_one_that_looks_around(name, mechanism):
+    with pytest.raises(UserError, match=r"join parallel branches.*choose layers with at="):
+        find(built(name), mechanism)
+
+
+def test_a_network_without_last_stages():
+    with pytest.raises(UserError, match=r"all resolutions side by side.*at="):
+        find(built("hrnet_w18_small"), "spatial")
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism", "count"),
+    [
+        ("dla34", "spatial", 6),
+        ("cs3darknet_m", "deform", 12),
+        ("xception41", "spatial", 11),
+        ("fastvit_mci3", "spatial", 6),
+    ],
+)
+def test_inside_every_block_of_the_last_stages(name, mechanism, count):
+    assert len(find(built(name), mechanism)) == count
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("inception_v3", 11), ("inception_v4", 16)])
@@ -152,6 +233,12 @@ def test_both_halves_of_a_ghost_module():
         ("efficientformerv2_s0", 14, "token_mixer"),
         ("ghostnetv2_100", 27, "short_conv"),
         ("vitamin_small_224", 6, "pool.proj"),
+        ("bat_resnext26ts", 8, "attn"),
+        ("googlenet", 18, "conv3.conv"),
+        ("inception_v4", 79, "features.3."),
+        ("skresnet50d", 32, "conv1.3"),
+        ("ssd300_vgg16", 9, "extra"),
+        ("darknet17", 5, "conv_down"),
     ],
 )
 def test_kernels_are_those_of_blocks(name, count, never):
@@ -174,6 +261,10 @@ def test_a_network_with_squeeze_and_excitation():
         warnings.simplefilter("error")
         foveal.insert(timm.create_model("resnet10t"), "se")
         foveal.insert(model, "cbam")
+    with pytest.warns(UserWarning, match=r"has CBAM already \(layer1\.0\.se and 3 more\)"):
+        foveal.insert(timm.create_model("resnet10t", block_args={"attn_layer": "cbam"}), "cbam")
+    with pytest.warns(UserWarning, match="has attention over positions already"):
+        foveal.insert(timm.create_model("botnet26t_256"), "spatial")
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(8), nn.Conv1d(3, 8, 3), nn.BatchNorm3d(8), nn.Linear(3, 8)])

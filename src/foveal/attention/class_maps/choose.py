@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention.class_maps.layout import is_nhwc, layout, prefix_tokens
+from foveal.attention.insertion.families import pretrained_part
+from foveal.attention.insertion.family_rules import family_of
 from foveal.compat import plain_name
 from foveal.errors import UserError
 
@@ -26,6 +28,8 @@ def last_map(model: nn.Module, inputs: tuple[Any, ...]) -> str:
     samples, size = 0, None
     if isinstance(image, Tensor) and image.ndim == 4:
         samples, size = len(image), (image.shape[2], image.shape[3])
+    # The heads of a detector see regions or make boxes: the last layer of its backbone is the last with features.
+    backbone = pretrained_part(model)[1] if family_of(model).startswith("torchvision.detection") else ""
     prefix, nhwc, maps = prefix_tokens(model), is_nhwc(model), list[tuple[str, int]]()
 
     def note(name: str) -> Any:
@@ -36,7 +40,11 @@ def last_map(model: nn.Module, inputs: tuple[Any, ...]) -> str:
         return hook
 
     modes = {module: module.training for module in model.modules()}
-    handles = [module.register_forward_hook(note(plain_name(name))) for name, module in model.named_modules() if name]
+    handles = [
+        module.register_forward_hook(note(plain_name(name)))
+        for name, module in model.named_modules()
+        if name and name.startswith(backbone)
+    ]
     try:
         with torch.no_grad():
             model.eval()(*inputs)

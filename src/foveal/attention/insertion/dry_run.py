@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveal.attention.insertion.insert import At, insert
+from foveal.attention.insertion.insert import At, check_model, insert
 from foveal.attention.insertion.registry import Gate, Start
 from foveal.errors import UserError
 
@@ -63,6 +63,7 @@ def sites(
     >>> rows[0]
     Site(name='layer1.0.bn2', layer='BatchNorm2d', shape=(64, 56, 56), parameters=580, flops=1024)
     """
+    check_model(model)
     try:
         trial = copy.deepcopy(model).eval()
     except Exception as error:  # third-party modules may raise anything

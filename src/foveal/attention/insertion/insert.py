@@ -31,14 +31,19 @@ from foveal.typed import check_names, convert
 At = str | Sequence[str] | Callable[[str, nn.Module], bool] | None
 
 
+def check_model(model: object) -> None:
+    """Raise unless it is a module that attention can be inserted into."""
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise UserError(f"model must be a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
+
+
 def find(model: nn.Module, name: str, at: At = None) -> dict[str, nn.Module]:
     """Layers of ``model``, by name, that ``at`` selects for the mechanism ``name``.
 
     Raises:
         UserError: nothing matches (with near misses), or a selected layer cannot have it (with the reason).
     """
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise UserError(f"model must be a torch.nn.Module, not scripted or traced, got {type(model).__name__}")
+    check_model(model)
     mechanism = look_up(name)
     layers = dict(own_modules(model, every_name=True))
     if not layers:
@@ -99,7 +104,10 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
 def _no_place(model: nn.Module, name: str, layers: Iterable[nn.Module]) -> UserError:
     """The error for a network without a usual place; one without any 2-D layer is not told to choose one."""
     if any(channels_of(layer) is not None for layer in layers):
-        return UserError(f"{type(model).__name__} has no usual place for {name!r}; choose layers with at=")
+        return UserError(
+            f"{type(model).__name__} has no usual place for {name!r}: its blocks have no layer of the kind that it "
+            "suits; choose layers with at="
+        )
     return UserError(
         f"{type(model).__name__} has no layer with 2-D feature maps (N, C, H, W), the only ones that {name!r} serves; "
         "build a module of foveal.attention into it by hand, such as FocusedAttention for tokens"

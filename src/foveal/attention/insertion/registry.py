@@ -72,6 +72,7 @@ class Mechanism(Attends):
         settings: start and options that it was inserted with.
         filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
         in_backbone: whether its usual place in a detector or segmenter is the backbone.
+        stages: number of last stages inside whose blocks it usually goes; 0 if it goes elsewhere.
     """
 
     site: str = ""
@@ -79,6 +80,7 @@ class Mechanism(Attends):
     settings: Mapping[str, Any] = MappingProxyType({})
     filled: tuple[str, ...] = ()
     in_backbone: bool = True
+    stages: int = 0
 
     @classmethod
     def serves(cls, layer: nn.Module) -> str | None:

@@ -6,7 +6,15 @@ from itertools import chain, pairwise
 
 from torch import nn
 
-from foveal.attention.insertion.layers import SHORTCUTS, attention_prefixes, convolutions, own_modules, stem_length
+from foveal.attention.insertion.family_rules import BLOCKS, between, family_of, matches
+from foveal.attention.insertion.layers import (
+    SHORTCUTS,
+    attention_prefixes,
+    blocks,
+    convolutions,
+    own_modules,
+    stem_length,
+)
 from foveal.attention.insertion.registry import Gate
 
 MOST = 5  # stages of a network whose stages are single blocks; more parts are blocks
@@ -36,15 +44,17 @@ def inside_blocks(model: nn.Module, stages: int) -> dict[str, bool]:
 class InsideBlocks(Gate):
     """A gate that usually goes inside the blocks of the last two stages, after their spatial convolution."""
 
+    stages = 2
+
     @classmethod
     def usual(cls, model: nn.Module) -> list[str]:
         """One place in each block."""
-        return list(inside_blocks(model, stages=2))
+        return list(inside_blocks(model, cls.stages))
 
     @classmethod
     def usual_before(cls, model: nn.Module) -> list[str]:
         """Where the place is the input of a layer."""
-        return [name for name, before in inside_blocks(model, stages=2).items() if before]
+        return [name for name, before in inside_blocks(model, cls.stages).items() if before]
 
 
 def _sites(model: nn.Module, stages: int) -> list[tuple[str, str]]:
@@ -66,18 +76,38 @@ def _stages(model: nn.Module) -> list[list[Convs]]:
     """Blocks by stage, each with its convolutions except the shortcut's and those of attention modules.
 
     Stages are the parts that the network itself consists of (``layer1`` … ``layer4``). If these are many single blocks,
-    a stage begins where a block or a pooling before it lowers the resolution.
+    a stage begins where a block or a pooling before it lowers the resolution. Some families have rules of their own.
     """
     convs = _block_layers(model)
-    stages = [_blocks(model, part) for part in _split(_network(convs)).values()]
+    stages = _known_blocks(model, convs) or [_blocks(model, part) for part in _split(_network(convs)).values()]
     stages = [stage for stage in stages if stage]
     if len(stages) <= MOST or any(len(stage) > 1 for stage in stages):
         return stages
     return _by_resolution(model, [stage[0] for stage in stages])
 
 
+def _known_blocks(model: nn.Module, convs: Convs) -> list[list[Convs]]:
+    """Blocks by stage in families whose blocks have known names, or are within a tree of modules (DLA); else none."""
+    family = family_of(model)
+    if family == "dla":
+        members = [(layers[0][0].partition(".")[0], {name for name, _ in layers}) for layers in blocks(model)]
+    else:
+        names = [name for name, _ in own_modules(model) if matches(name, BLOCKS.get(family, ""))]
+        members = [
+            (".".join(block.split(".")[:2]), {name for name in convs if name.startswith(f"{block}.")})
+            for block in names
+        ]
+    stages: dict[str, list[Convs]] = {}
+    for stage, inside in members:
+        block = {name: conv for name, conv in convs.items() if name in inside}
+        if any(map(_is_spatial, block.values())):
+            stages.setdefault(stage, []).append(block)
+    return list(stages.values())
+
+
 def _block_layers(model: nn.Module) -> Convs:
     """The convolutions of a model except those of the stem, of shortcuts and of attention modules."""
+    family = family_of(model)
     gates = attention_prefixes(model)
     convs = {name: conv for name, conv in convolutions(model) if not name.startswith(gates)}
     stem = list(convs)[: stem_length(model, list(convs))]
@@ -87,6 +117,7 @@ def _block_layers(model: nn.Module) -> Convs:
         name: conv
         for name, conv in convs.items()
         if name not in stem
+        and not between(name, family)
         and not any(map(SHORTCUTS.search, name.split(".")))
         and (_is_spatial(conv) or not name.startswith(split))
     }
