@@ -32,6 +32,8 @@ class MetricInfo:
     ('Accuracy, %', '93.1', '93.1 ± 0.4')
     >>> MetricInfo("bleu", "BLEU", unit="").show(27.31, digits=2)
     '27.31'
+    >>> MetricInfo("mflops", "Arithmetic", unit="MFLOP").show(37181.3)
+    '37,181.3'
     """
 
     key: str
@@ -51,10 +53,10 @@ class MetricInfo:
 
     def show(self, value: float, spread: float | None = None, digits: int = 1) -> str:
         """``value`` and its spread in the unit of the metric, without the unit."""
-        text = f"{self.scaled(value):.{digits}f}"
+        text = f"{self.scaled(value):,.{digits}f}"
         if spread is None or not math.isfinite(spread):
             return text
-        return f"{text} ± {self.scaled(spread):.{digits}f}"
+        return f"{text} ± {self.scaled(spread):,.{digits}f}"
 
     def with_unit(self, value: float, digits: int = 1) -> str:
         """``value`` and the unit.

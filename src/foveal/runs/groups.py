@@ -173,7 +173,7 @@ def _name(same: _Same, keys: list[_Same]) -> str:
     title, recipe, settings = same
     rivals = [other for other in keys if other[0] == title]
     recipes = {other[1] for other in rivals}
-    end = recipe[_shared(recipes) :].strip("-_/ ") if len(recipes) > 1 else ""
+    end = recipe[_shared(recipes) :].removesuffix(".yaml").strip("-_/ ") if len(recipes) > 1 else ""
     others = [set(other[2]) for other in rivals if other[1] == recipe]
     own = sorted(pair for pair in settings if not all(pair in other for other in others))[:3]
     return " ".join([title, *([end] if end else []), *(f"{name}={value}" for name, value in own)])

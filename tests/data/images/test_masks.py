@@ -51,5 +51,6 @@ def test_colour_masks(tmp_path):
 
 
 def test_the_palette_is_that_of_voc():
-    assert palette(21)[15] == "#c08080"  # person
-    assert len(set(palette(254))) == 254
+    assert palette(["background", *["object"] * 20])[15] == "#c08080"  # person
+    assert len(set(palette(["class"] * 254))) == 254
+    assert "#000000" not in palette(["soil", "sugar beet"])  # a class that is no background can be seen

@@ -51,7 +51,7 @@ def test_bars_end_at_the_whole_and_have_a_tick_at_the_published_number():
 
 
 def test_numbers_are_shown_in_the_unit_of_their_metric():
-    for mean, shown in ((27.314, "27.3"), (0.03214, "0.0321"), (1234.5, "1234.5"), (3.214, "3.21")):
+    for mean, shown in ((27.314, "27.3"), (0.03214, "0.0321"), (1234.5, "1,234.5"), (3.214, "3.21")):
         assert read(metric_table(rows("bleu", a=mean), [BLEU])).row("a")[1] == shown
 
 

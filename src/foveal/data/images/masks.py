@@ -16,6 +16,7 @@ from foveal.errors import DataError
 
 IGNORED = 255
 MOST_CLASSES = 254
+BACKGROUND = ("background", "void", "unlabelled", "unlabeled", "other", "none")  # names of what is no object
 _UNKNOWN = 254  # in a lookup table: no class has this value
 Classes = NDArray[np.uint8]
 """Class of every pixel, (H, W)."""
@@ -113,14 +114,15 @@ def _ranges(values: Sequence[int]) -> str:
     return ", ".join(" to ".join(map(str, part)) for part in parts)
 
 
-def palette(count: int) -> list[str]:
-    """Colours of ``count`` classes as "#rrggbb": those of VOC, whose first is black.
+def palette(names: Sequence[str]) -> list[str]:
+    """Colours of classes as "#rrggbb": those of VOC, where a background, the first class, is black.
 
-    >>> palette(3)
-    ['#000000', '#800000', '#008000']
+    >>> palette(["background", "dog", "cat"]), palette(["dog", "cat"])
+    (['#000000', '#800000', '#008000'], ['#800000', '#008000'])
     """
+    first = 0 if names and names[0].casefold() in BACKGROUND else 1
     colours = []
-    for number in range(count):
+    for number in range(first, first + len(names)):
         red = green = blue = 0
         for bit in range(8):
             red, green, blue = (

@@ -99,7 +99,7 @@ class SegmentData:
         self.title = self.folder.resolve().name if form.own_files else form.title
         found = form.read(self.folder)  # what is missing stops here
         self.answers, self.read_mask, self.official = found.answers, found.read_mask, tuple(found.splits)
-        self.colours = list(found.colours) or palette(len(self.answers))
+        self.colours = list(found.colours) or palette(self.answers)
         self.splits: dict[str, MaskedFiles | MaskedImages] = divide(
             found.splits, self.val_fraction, options.test_fraction, options.seed
         )

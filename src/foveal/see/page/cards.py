@@ -149,6 +149,18 @@ def figure_cards(items: Iterable[tuple[str, Sequence[Markup]]]) -> Markup:
     return fill("cards.html.j2", items=[row[:2] for row in rows], n=1.6 * most)
 
 
+def colour_key(names: Sequence[str], colours: Sequence[str]) -> Markup:
+    """What the colours of pictures mean.
+
+    >>> colour_key(["sky", "sea"], ["#0000ff", "#00ffff"]).count("chip")
+    2
+    """
+    entry = Markup('<span><i class="chip" style="background:{}"></i>{}</span>')
+    return Markup('<p class="key">{}</p>').format(
+        Markup(" ").join(entry.format(colour, name) for name, colour in zip(names, colours, strict=True))
+    )
+
+
 def figure(content: Markup, caption: str) -> Markup:
     """A picture or chart with a line of text below it."""
     return Markup('<figure class="shown">{}<figcaption>{}</figcaption></figure>').format(content, caption)

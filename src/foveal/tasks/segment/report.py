@@ -15,8 +15,7 @@ from foveal.recipe.grids import conclusions
 from foveal.runs import Group
 from foveal.runs.folder import Stored
 from foveal.see import Tradeoff, painted, pareto
-from foveal.see.draw.segmentation import legend
-from foveal.see.page import Section, cards, charts, figure, picture
+from foveal.see.page import Section, charts, colour_key, figure, figure_cards, picture
 from foveal.tasks.report import ReportWords
 from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY
 
@@ -109,8 +108,8 @@ def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
             counted = labels.masked_fill(truth == IGNORED, IGNORED)
             content = _picture(image, counted, palette, f"classes of test image {k + 1}: {title}")
             shown.append(figure(content, title if title == "truth" else f"{title}, {_right(labels, truth)} right"))
-        items.append((f"test image {k + 1}", Markup("").join(shown)))
-    return cards(items) + picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
+        items.append((f"test image {k + 1}", shown))
+    return colour_key(names, palette) + figure_cards(items)
 
 
 def _inside(label: Tensor) -> tuple[slice, slice]:
