@@ -182,9 +182,11 @@ def test_the_spatial_gate_starts_as_in_the_authors_code():
         ({"pools": ()}, "pools is empty"),
         ({"pools": "maks"}, "unknown pooling 'maks'; known: avg, max"),
         ({"pools": ("avg", "maks")}, "unknown pooling 'maks'; known: avg, max"),
+        ({"channels": 0}, "0 channels: expected at least 1"),
+        ({"reduction": 0}, "reduction=0: expected at least 1"),
         ({"start": "identiti"}, "unknown start 'identiti'; did you mean 'identity'"),
     ],
 )
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
-        CBAM(8, **options)
+        CBAM(**({"channels": 8} | options))

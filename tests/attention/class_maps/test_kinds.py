@@ -83,3 +83,5 @@ def test_the_layer_of_a_detector_is_in_its_backbone():
         return torch.stack([torch.stack([f["scores"][f["labels"] == c].sum() for c in range(3)]) for f in found])
 
     assert foveal.cam(detector, x, torch.tensor([1]), score=score).ndim == 3
+    with pytest.raises(UserError, match=r"x is a list; give images as one tensor \(N, C, H, W\)"):
+        foveal.cam(detector, list(x), torch.tensor([1]), score=score)

@@ -111,6 +111,9 @@ def test_wrong_options():
         attended(GREY, HALF, floor=-1)
     with pytest.raises(UserError, match="gamma=0"):
         attended(GREY, HALF, gamma=0)
+    for size in (torch.rand(3, 4), np.zeros((4, 4)), (3,), (3, 0), 2.5, "4"):
+        with pytest.raises(UserError, match=r"give \(height, width\)"):
+            heatmap(torch.eye(4), size)
     with pytest.raises(UserError, match="size=0"):
         heatmap(HALF, 0)
 

@@ -53,6 +53,9 @@ def last_map(model: nn.Module, inputs: tuple[Any, ...]) -> str:
             handle.remove()
         for module, training in modes.items():
             module.training = training
+    if not maps and size is None:
+        given = f"a tensor {tuple(image.shape)}" if isinstance(image, Tensor) else f"a {type(image).__name__}"
+        raise UserError(f"x is {given}; give images as one tensor (N, C, H, W), or name the layer with at=")
     if not maps:
         raise UserError("no layer puts out a map of features over the image; name one with at=, and perhaps reshape=")
     name, dimensions = maps[-1]

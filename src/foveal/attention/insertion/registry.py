@@ -159,6 +159,8 @@ def bottleneck(width: int, reduction: int) -> int:
     >>> bottleneck(64, 16), bottleneck(8, 16)
     (4, 1)
     """
+    if width < 1:
+        raise UserError(f"{width} channels: expected at least 1")
     if reduction < 1:
         raise UserError(f"reduction={reduction}: expected at least 1")
     if reduction > max(width, 16):  # 16 is usual, also for narrow layers

@@ -86,9 +86,15 @@ def heatmap(attention: Map, size: int | tuple[int, int] | None = None, *, cmap: 
     ((4, 4), (40, 30))
     """
     height_width = (size, size) if isinstance(size, int) else size
-    if height_width is not None and min(height_width) < 1:
-        raise UserError(f"size={size} is not a picture size; give (height, width) of at least 1")
+    if height_width is not None and not _is_size(height_width):
+        shown = size if isinstance(size, int | float | tuple | list) else f"a {type(size).__name__}"
+        raise UserError(f"size={shown} is not a picture size; give (height, width) of at least 1")
     return _picture(_coloured(scaled(attention, height_width), cmap))
+
+
+def _is_size(size: object) -> bool:
+    """Whether ``size`` is a height and a width."""
+    return isinstance(size, tuple | list) and len(size) == 2 and all(isinstance(s, int) and s > 0 for s in size)
 
 
 def plain(image: Picture) -> Image.Image:
