@@ -3,6 +3,7 @@
 import gc
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -17,7 +18,11 @@ def packages(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(**modules):
-        for name, code in {"heavy": "LOADED = True", "heavy.plots": "from collections import Counter", **modules}.items():
+        for name, code in {
+            "heavy": "LOADED = True",
+            "heavy.plots": "from collections import Counter",
+            **modules,
+        }.items():
             folder = tmp_path.joinpath(*name.split("."))
             folder.mkdir(exist_ok=True)
             (folder / "__init__.py").write_text(code)
@@ -48,7 +53,8 @@ def test_names_of_a_deferred_module_are_looked_up_when_used(packages):
     assert light.CONSTANT(1) == [("b", 2)]
     assert "heavy.plots" in sys.modules
     assert light.counts("aab") == {"a": 2, "b": 1}
-    assert light.is_counter(light.counts("a")) and not light.is_counter({})
+    assert light.is_counter(light.counts("a"))
+    assert not light.is_counter({})
     assert light.loaded() is True
 
 
@@ -57,9 +63,9 @@ def test_elsewhere_an_import_is_an_ordinary_one(packages):
     with deferred("light", HEAVY):
         import light
     import heavy.plots
-    from collections import Counter
 
-    assert heavy.plots.Counter is Counter and heavy.LOADED is True
+    assert heavy.plots.Counter is Counter
+    assert heavy.LOADED is True
     assert light.counts("a") == Counter("a")
 
 
@@ -95,20 +101,21 @@ def test_nothing_is_left_behind(packages):
     assert sys.meta_path == before
 
 
-def test_garbage_is_collected_after_the_imports(monkeypatch):
+def test_garbage_is_collected_after_the_imports_only(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
     frozen = []
-    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
-    with pytest.raises(KeyError), quick_imports():
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(gc.isenabled()))
+    with quick_imports():
         assert not gc.isenabled()
-        raise KeyError
-    assert gc.isenabled() and frozen == [True]
+    assert gc.isenabled()
+    assert frozen == [False]
 
 
 def test_in_a_process_that_has_torch_nothing_changes():
     before = list(sys.meta_path)
     with quick_imports():
-        assert gc.isenabled() and sys.meta_path == before
+        assert gc.isenabled()
+        assert sys.meta_path == before
 
 
 AFTER = """
@@ -129,7 +136,8 @@ print(isinstance(figure, Figure), len(axes.texts))
 
 
 @pytest.mark.slow
-def test_tasks_without_what_torchmetrics_imports_for_itself(tmp_path):
-    """And its plots still work."""
+def test_tasks_without_what_torchmetrics_imports_for_itself():
+    """Its plots still work, and nothing is reported as leaked at the end of the process."""
     done = subprocess.run([sys.executable, "-c", AFTER], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.splitlines() == ["[]", "True 4"], done.stderr
+    assert done.stderr == ""

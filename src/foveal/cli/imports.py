@@ -12,6 +12,7 @@ imported as usual.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -37,7 +38,8 @@ def quick_imports() -> Iterator[None]:
         with deferred("torchmetrics", UNUSED):
             yield
     finally:
-        gc.freeze()  # modules stay for good: nothing to look at again
+        gc.freeze()  # what was imported stays, and need not be looked at again
+        atexit.register(gc.unfreeze)  # until the end: C++ modules report what is not taken away then
         gc.enable()
 
 
