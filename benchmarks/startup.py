@@ -33,15 +33,17 @@ import os, sys
 import foveal.cli.models, foveal.cli.runs
 from foveal.cli import main
 from foveal.cli.imports import quick_imports
+BEGINNINGS = ("foveal.tasks.train", "build_source"), ("foveal.tasks.report", "page")
 class Imports:
     def __enter__(self):
         self.quick = quick_imports()
         self.quick.__enter__()
     def __exit__(self, *error):
         self.quick.__exit__(*error)
-        import foveal.tasks.report, foveal.tasks.train, torch
-        torch.nn.Module.__init__ = lambda *args, **kwargs: os._exit(0)
-        foveal.tasks.train.build_source = foveal.tasks.report.page = torch.nn.Module.__init__
+        for module, name in BEGINNINGS:
+            if module in sys.modules:
+                setattr(sys.modules[module], name, lambda *args, **kwargs: os._exit(0))
+        sys.modules["torch"].nn.Module.__init__ = lambda *args, **kwargs: os._exit(0)
 foveal.cli.models.quick_imports = foveal.cli.runs.quick_imports = Imports
 main()
 sys.exit("it did nothing")
