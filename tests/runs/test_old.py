@@ -138,7 +138,7 @@ def test_the_report_of_all(old_run):
     assert "maps: Grad-CAM" in text
     assert "unfinished" in text
     assert "damaged" not in text
-    assert "Pictures are missing" not in text
+    assert "pictures are missing" not in text
 
 
 def test_a_finished_run_is_not_trained_again(old_run):

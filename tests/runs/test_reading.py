@@ -62,6 +62,17 @@ def test_only_numbers_of_the_journal_are_read(tmp_path):
     assert run.problems == ("metrics.jsonl: 2 line(s) cannot be read",)
 
 
+def test_a_whole_last_line_that_cannot_be_read_is_named(tmp_path):
+    """One that a crash cut off is not."""
+    folder = write_run(tmp_path / "a", kept=False)
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"epoch": 99, "val/acc')
+    assert read_run(folder).problems == ()
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\n")
+    assert read_run(folder).problems == ("metrics.jsonl: 1 line(s) cannot be read",)
+
+
 def test_damaged_files_are_named(tmp_path):
     folder = write_run(tmp_path / "a")
     (folder / "result.json").write_text('{"title": ')

@@ -12,6 +12,7 @@ from forked import start
 from PIL import Image
 
 import foveal
+from foveal.errors import DamagedRunWarning
 
 HERE = Path(__file__).parent
 GRID = """
@@ -105,6 +106,8 @@ def test_a_run_whose_task_is_unknown_is_still_reported(tmp_path):
     (folder / "recipe.yaml").write_text(
         "version: 2\ntask: unheard-of\ntitle: mine\ndata: {name: x}\nmodel: {name: y}\n"
     )
-    page = foveal.see.report(folder).read_text()
-    assert "unheard-of" in page
-    assert "FOVEAL_PLUGINS" in page
+    (folder / "run.json").write_text(json.dumps({"format": 1, "plugins": ["mine", "other"]}))
+    with pytest.warns(DamagedRunWarning, match="unheard-of is not known here.*FOVEAL_PLUGINS=mine,other"):
+        page = foveal.see.report(folder).read_text()
+    assert "unheard-of is not known here" in page
+    assert "FOVEAL_PLUGINS=mine,other" in page

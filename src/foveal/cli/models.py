@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from foveal.cli.imports import quick_imports
 from foveal.cli.terminal import columns, listing, say
 from foveal.errors import unknown
 
@@ -24,8 +25,9 @@ def sites(
     as_json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
     """Dry run: where attention would go in a model, and what it would cost."""
-    from foveal.attention import sites as find_sites
-    from foveal.models.registry import any_model
+    with quick_imports():
+        from foveal.attention import sites as find_sites
+        from foveal.models.registry import any_model
 
     rows = find_sites(any_model(model), mechanism, at)
     if as_json:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from foveal.cli.imports import quick_imports
 from foveal.cli.terminal import Data, Overrides, say, say_written
 from foveal.errors import UserError
 from foveal.files import write_text
@@ -32,12 +33,14 @@ def train(
         folder = find_run(path)
         if overrides or out:
             raise UserError(f"{folder} is a run: it is resumed as it was started, without overrides and --out")
-        plan = folder.recipe()
+        with quick_imports():
+            plan = folder.recipe()
     else:
-        plan = load(recipe, overrides or [])  # before the slow imports: a wrong name is reported at once
         from foveal.reproduce import run_path
         from foveal.runs import RunFolder
 
+        with quick_imports():
+            plan = load(recipe, overrides or [])  # a wrong name is reported before the slow imports
         folder = RunFolder(out or run_path(plan))
     finished = folder.finished
     from foveal.tasks import fit
@@ -57,8 +60,9 @@ def evaluate(run: Annotated[Path, typer.Argument(help="A finished run folder.")]
     from foveal.runs.zoo import in_zoo
 
     folder = find_run(run)  # before the slow imports: a wrong folder is reported at once
-    from foveal.tasks import evaluate as test_again
-    from foveal.tasks.train import is_follower
+    with quick_imports():
+        from foveal.tasks import evaluate as test_again
+        from foveal.tasks.train import is_follower
 
     test_again(run, data=data, tell=lambda result: None if is_follower() else _show_result(result))
     if not is_follower() and not in_zoo(folder.path):
@@ -87,7 +91,8 @@ def predict(
     for folder in filter(None, (run, beside)):
         find_run(folder)  # before the slow imports
     positional, options = _task_options(inputs)
-    from foveal.tasks import predict as ask
+    with quick_imports():
+        from foveal.tasks import predict as ask
 
     prediction = ask(run, *positional, beside=beside, **options)
     for title, lines in prediction.lines.items():
@@ -120,7 +125,8 @@ def see(
     from foveal.runs import found_runs
 
     found_runs(runs)  # before the slow imports
-    from foveal.see import report
+    with quick_imports():
+        from foveal.tasks.report import report
 
     say_written("Open it in a browser", report(runs[0] if len(runs) == 1 else runs, out))
 

@@ -10,6 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from foveal.cli.catalogue import LISTS, listed
+from foveal.cli.imports import quick_imports
 from foveal.cli.terminal import Data, Overrides, columns, console, listing, say, say_written
 from foveal.errors import TrainingError, UserError, unknown
 
@@ -29,7 +30,8 @@ def demo(
     from foveal.reproduce import cells, find_table, run_all
 
     say(f"{table}: {find_table(table).about}")
-    todo = cells(table, 1, out)
+    with quick_imports():
+        todo = cells(table, 1, out)
     from foveal.see import report
 
     _fail(run_all(todo, jobs=jobs, say=say))
@@ -79,7 +81,8 @@ def reproduce(
     from foveal.metric_info import MetricInfo
     from foveal.reproduce import against_first, cells, run_all, spread, summarise, write_csv
 
-    todo = cells(table, seeds, out, overrides or [], first_seed)
+    with quick_imports():
+        todo = cells(table, seeds, out, overrides or [], first_seed)
     from foveal.see import report
 
     done = sum(cell.done for cell in todo)

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -217,6 +216,8 @@ def _shares(
 
 def _interval(shares: Tensor, confidence: float, resamples: int, seed: int) -> tuple[float, float]:
     """Percentile bootstrap interval of the mean."""
+    from scipy import stats  # takes a second to import
+
     interval = stats.bootstrap(
         (shares.numpy(),),
         np.mean,

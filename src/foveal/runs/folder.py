@@ -203,9 +203,9 @@ class RunFolder:
         return rows(self.journal())
 
     def journal(self) -> list[str]:
-        """Lines of ``metrics.jsonl``."""
+        """Lines of ``metrics.jsonl``, with their ends."""
         try:
-            return self.file("metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+            return self.file("metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -284,8 +284,8 @@ def _finite(value: Any) -> Any:
 
 
 def unreadable_lines(lines: Sequence[str]) -> int:
-    """How many lines of a journal are no row of it; the last one may be cut off."""
-    return sum(not _row(line) for line in lines[:-1] if line.strip())
+    """How many lines of a journal are no row of it, except one without an end: a crash may have cut it off."""
+    return sum(not _row(line) for line in lines if line.strip() and line.endswith("\n"))
 
 
 def _row(line: str) -> dict[str, float]:

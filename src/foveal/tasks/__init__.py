@@ -6,7 +6,8 @@ from foveal.tasks.prediction import Prediction, Trained, predict
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
 from foveal.tasks.saved import load, save
-from foveal.tasks.train import build_source, evaluate, fit, load_model
+from foveal.tasks.train import build_source, evaluate, fit
+from foveal.tasks.weights import load_model
 
 __all__ = [
     "Prediction",

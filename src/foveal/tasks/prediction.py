@@ -74,7 +74,7 @@ def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = No
         beside: another run of the same task, asked the same and drawn beside.
         options: the task's own, such as ``label``, the true class.
     """
-    from foveal.tasks.train import load_model
+    from foveal.tasks.weights import load_model
 
     folders = [find_run(folder) for folder in (run, beside) if folder is not None]
     if len(folders) == 2 and folders[0].path.resolve() == folders[1].path.resolve():

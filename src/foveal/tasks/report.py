@@ -81,13 +81,15 @@ def page(runs: Sequence[Run]) -> Page:
     datasets = grouped(runs)
     colours = slots(group.name for groups in datasets.values() for group in groups)
     parts = [_Part(*key, groups, colours) for key, groups in datasets.items()]
+    sections = [part.section(f"data-{i}") for i, part in enumerate(parts)]
+    problems = [f"{run.folder}: {problem}" for run in runs for problem in run.problems]
     return Page(
         title=_title(runs, parts),
         lede=_lede(runs, parts),
-        sections=[part.section(f"data-{i}") for i, part in enumerate(parts)],
+        sections=sections,
         details=[_details(run) for run in sorted(runs, key=lambda run: (run.dataset, run.title, run.seed))],
         version=foveal.__version__,
-        problems=tuple(f"{run.folder}: {problem}" for run in runs for problem in run.problems),
+        problems=(*problems, *(f"{part.dataset}: {part.problem}" for part in parts if part.problem)),
     )
 
 
@@ -98,7 +100,7 @@ class _Part:
         self, task: str, embedded: bool, dataset: str, groups: list[Group], colours: Mapping[str, int]
     ) -> None:
         self.embedded, self.dataset, self.groups, self.colours = embedded, dataset, groups, colours
-        self.task, self.problem = _find(task)
+        self.task, self.problem = _find(task, groups)
         self.words = self.task.report_words(groups)
         keys = dict.fromkeys(key for group in groups for key in group.metrics)
         self.infos = [info for key in keys if (info := self._info(key)).better is not None]
@@ -110,7 +112,7 @@ class _Part:
         try:
             own = self.task.report_sections(self.groups, self.colours)
         except RunError as error:
-            own, self.problem = [], f"Pictures are missing: {error}"
+            own, self.problem = [], f"pictures are missing: {error}"
         inner = [self._parts(), *own, curves]
         table = metric_table(self.rows, self.infos, incomparable=self.words.incomparable, colours=self.colours)
         body = [self._headline(), *self._about(), table, self._key()]
@@ -177,8 +179,6 @@ class _Part:
         finished = [run for group in self.groups for run in group.finished]
         lines = dict.fromkeys(str(run.result["data"]) for run in finished if run.result.get("data"))
         about = [paragraph(line, "data") for line in lines]
-        if self.problem:
-            about.append(paragraph(self.problem, "note"))
         if self.embedded and any(run.part("published") for run in finished):
             about.append(
                 paragraph(
@@ -223,14 +223,16 @@ class _Part:
         return Section("In parts", body) if body else None
 
 
-def _find(task: str) -> tuple[type[Task], str]:
+def _find(task: str, groups: Sequence[Group]) -> tuple[type[Task], str]:
     """The task's class; the general one, and why, if it is not known here."""
     try:
         return registry.tasks.get(task), ""
     except UnknownNameError:
+        runs = [run for group in groups for run in group.runs]
+        plugins = dict.fromkeys(name for run in runs for name in run.header.get("plugins", ()))
         return Task, (
-            f"The task {task or 'of these runs'!s} is not known here, so that its own sections are missing; "
-            "FOVEAL_PLUGINS=MODULE makes it known."
+            f"the task {task or 'of these runs'} is not known here, so that its own sections are missing; "
+            f"FOVEAL_PLUGINS={','.join(plugins) or 'MODULE'} makes it known"
         )
 
 

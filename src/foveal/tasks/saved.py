@@ -19,7 +19,7 @@ from foveal.attention.insertion.describe import inserted, reinsert
 from foveal.errors import RunError, UserError
 from foveal.files import write_text, writing
 from foveal.models.registry import any_model
-from foveal.tasks.train import load_model
+from foveal.tasks.weights import load_model
 
 DESCRIPTION, WEIGHTS = "model.json", "weights.safetensors"
 

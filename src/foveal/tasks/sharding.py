@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from foveal.recipe import Train
@@ -33,6 +32,8 @@ def split(model: nn.Module, strategy: Any) -> None:
 def load_whole(model: nn.Module, weights: dict[str, Any]) -> None:
     """Load whole weights into a model whose own may be split."""
     if isinstance(model, FSDPModule):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict  # slow to import
+
         set_model_state_dict(model, weights, options=StateDictOptions(full_state_dict=True))
     else:
         model.load_state_dict(weights)

@@ -3,51 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import statistics
-import textwrap
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from foveal.attention.insertion.describe import inserted
 from foveal.data import Entry, Source, data_root, dataset
 from foveal.data.place import folder_state
 from foveal.errors import InterruptedRunError, RunError, UserError
-from foveal.models import list_models
-from foveal.plugins import own_module, plugin_names
+from foveal.plugins import plugin_names
 from foveal.recipe import Recipe, complete
 from foveal.runs import RunFolder, Stored, find_run
-from foveal.runs.checkpoints import SafeCheckpointIO
 from foveal.runs.folder import quoted, resume_advice
 from foveal.runs.zoo import in_zoo
 from foveal.tasks.averaging import averaging_callback
-from foveal.tasks.base import Task, find_task, make_task
+from foveal.tasks.base import Task, make_task
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
-from foveal.tasks.sharding import load_whole, split_weights
+from foveal.tasks.sharding import load_whole
+from foveal.tasks.trainer import loggers_of, make_trainer, named_class, quiet
+from foveal.tasks.weights import chosen, export, load_model, read_weights
 from foveal.typed import parse
-
-T = TypeVar("T")
-PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}
-QUIET = (  # warnings of Lightning's for people who write Trainer code
-    ".*does not have many workers.*",
-    ".*reload_dataloaders.*",
-    ".*`isinstance.treespec.*",
-    ".*Checkpoint directory.*",
-    ".*smaller than the logging interval.*",
-    r".*module\(s\) in eval mode.*",  # frozen parts
-)
 
 
 class Feed(L.LightningDataModule):
@@ -108,75 +91,6 @@ def _build_source(name: str, options: Any, root: Path | None, state: tuple[Any, 
     return dataset(name).build(options, root)
 
 
-def _loggers(recipe: Recipe, out: Path) -> list[Logger]:
-    """The loggers that a recipe names."""
-    loggers = [
-        named_class(*item, Logger, "train.loggers")  # type: ignore[type-abstract]
-        for item in recipe.train.loggers.items()
-    ]
-    if recipe.train.tensorboard:
-        try:
-            from lightning.pytorch.loggers import TensorBoardLogger
-
-            loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
-        except ModuleNotFoundError as error:
-            raise UserError("train.tensorboard=true needs TensorBoard: install foveal[tensorboard]") from error
-    return loggers
-
-
-def named_class(name: str, arguments: Mapping[str, Any], kind: type[T], key: str) -> T:
-    """The object that ``module:Class`` and its arguments make, which must be of a ``kind``."""
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise UserError(f"{key}.{name}: expected module:Class, such as lightning.pytorch.callbacks:DeviceStatsMonitor")
-    try:
-        made = getattr(own_module(module), attribute)(**arguments)
-    except Exception as error:  # of a third party
-        raise UserError(f"{key}.{name} cannot be made: {' '.join(str(error).split())}") from error
-    if not isinstance(made, kind):
-        raise UserError(f"{key}.{name} is no {kind.__name__} of Lightning but {type(made).__name__}")
-    return made
-
-
-def _trainer(recipe: Recipe, out: Path, callbacks: Sequence[L.Callback], loggers: Sequence[Logger] = ()) -> L.Trainer:
-    train = recipe.train
-    settings: dict[str, Any] = {
-        "accelerator": train.accelerator,
-        "devices": train.devices,
-        "num_nodes": train.nodes,
-        "strategy": split_weights(train) if train.strategy == "fsdp2" else train.strategy,
-        "precision": PRECISIONS[train.precision],
-        "max_epochs": train.epochs,
-        "check_val_every_n_epoch": train.check_every,
-        "accumulate_grad_batches": train.accumulate,
-        "gradient_clip_val": recipe.optim.clip,
-        "reload_dataloaders_every_n_epochs": 1,
-        "num_sanity_val_steps": 0,
-        "inference_mode": False,
-        "benchmark": not train.repeatable,
-        "deterministic": "warn" if train.repeatable else False,
-        "use_distributed_sampler": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "logger": list(loggers) or False,
-        "callbacks": list(callbacks),
-        "plugins": [SafeCheckpointIO()],
-        "default_root_dir": out,
-    }
-    torch.set_float32_matmul_precision("high")
-    try:
-        return L.Trainer(**settings)
-    except (TypeError, ValueError, RuntimeError, L.pytorch.utilities.exceptions.MisconfigurationException) as error:
-        raise UserError(f"train: {' '.join(str(error).split())}") from error
-
-
-def _quiet() -> None:
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    for message in QUIET:
-        warnings.filterwarnings("ignore", message)
-
-
 def fit(
     recipe: Recipe,
     out: str | Path,
@@ -210,7 +124,7 @@ def fit(
         raise UserError(f"fit needs a recipe, such as foveal.recipe.load('demo/classify'), got {kind}")
     if not isinstance(out, str | Path):
         raise UserError(f"fit needs the run folder as its second argument, such as 'runs/mine', got {out!r}")
-    _quiet()
+    quiet()
     folder, recipe = RunFolder(Path(out)), complete(recipe)
     folder.check(recipe)
     if folder.finished:
@@ -221,20 +135,20 @@ def fit(
     task = make_task(recipe, source)
     loggers = [logger] if isinstance(logger, Logger) else list(logger)
     own = [*callbacks, *(named_class(*item, L.Callback, "train.callbacks") for item in recipe.train.callbacks.items())]
-    trainer = _trainer(
+    trainer = make_trainer(
         recipe,
         folder.path,
         [*_callbacks(task, folder, progress), *own],
-        [*loggers, *_loggers(recipe, folder.path)],
+        [*loggers, *loggers_of(recipe, folder.path)],
     )
     header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names(), "jobs": jobs}
     with folder.opened(recipe, header) if not is_follower() else contextlib.nullcontext(), _stoppable(folder):
         resumed = folder.last if folder.last.exists() else None
         if resumed is not None:
-            _chosen(recipe, folder)  # without it, the last epoch would be trained for nothing
+            chosen(recipe, folder)  # without it, the last epoch would be trained for nothing
         trainer.fit(task, datamodule=Feed(task), ckpt_path=resumed)
         if trainer.is_global_zero:
-            _export(task, folder)
+            export(task, folder)
         trainer.strategy.barrier()
         result = _test(task, folder)
         if trainer.is_global_zero:
@@ -283,42 +197,20 @@ def _stoppable(folder: RunFolder) -> Iterator[None]:
 def _mend(recipe: Recipe, folder: RunFolder, data: str | Path | None) -> None:
     """Write the weights of a finished run again if they are missing or damaged."""
     try:
-        _weights(folder)
+        read_weights(folder)
     except RunError:
         if not is_follower():
-            _chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
+            chosen(recipe, folder)  # a missing checkpoint is reported before the data is read
             source = build_source(recipe, data)
             with folder.opened(recipe, {}):
-                _export(make_task(recipe, source), folder)
-
-
-def _chosen(recipe: Recipe, folder: RunFolder) -> dict[str, Tensor]:
-    """State of the epoch to be tested."""
-    return SafeCheckpointIO().load_checkpoint(folder.file(f"{recipe.train.select}.ckpt"), "cpu")["state_dict"]
-
-
-def _export(task: Task, folder: RunFolder) -> None:
-    """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
-    state = _chosen(task.recipe, folder)
-    weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
-    folder.write_tensors("weights.safetensors", Stored(weights, task.about() | {"inserted": inserted(task.model)}))
-
-
-def _weights(folder: RunFolder) -> Stored:
-    """What :func:`_export` wrote."""
-    stored = folder.tensors("weights.safetensors")
-    for name, tensor in stored.tensors.items():
-        if tensor.isnan().any():
-            again = f"`foveal train {quoted(folder.path)}` writes it again"
-            raise RunError(f"{folder.file('weights.safetensors')} is damaged ({name} is not a number); {again}")
-    return stored
+                export(make_task(recipe, source), folder)
 
 
 def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
     """What the test of the weights in ``folder`` gives."""
     recipe, source = task.recipe, task.source
-    load_whole(task.model, _weights(folder).tensors)
-    _trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
+    load_whole(task.model, read_weights(folder).tensors)
+    make_trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
     rows = folder.epochs()
     scores = {row["epoch"]: row[task.val_key] for row in rows if task.val_key in row}
     steps = [row["train/step_seconds"] for row in rows if row.get("train/step_seconds")]
@@ -359,7 +251,7 @@ def evaluate(
         data: folder of real datasets, instead of ``FOVEAL_DATA``.
         tell: called with the result before it is written, so that it is known even if it cannot be.
     """
-    _quiet()
+    quiet()
     folder = find_run(out)
     recipe = complete(folder.recipe())
     source = build_source(recipe, data)
@@ -372,36 +264,3 @@ def evaluate(
         again = f"foveal test {quoted(folder.path)}"
         _keep(task, result, folder, f"Free some space or make the folder writable, then test again with: {again}")
     return result
-
-
-def at_the_same_sites(recipe: Recipe, about: Mapping[str, Any]) -> Recipe:
-    """The recipe with the sites at which attention was inserted in training, whatever is usual today."""
-    entries = recipe.model.get("insert", [])
-    names = [entry if isinstance(entry, str) else entry["mechanism"] for entry in _listed(entries)]
-    sites = {description["mechanism"]: description["at"] for description in about.get("inserted", [])}
-    if recipe.model["name"] in list_models() or len(names) != len(sites):  # with attention of its own, or of old
-        return recipe
-    same = [
-        {**({} if isinstance(entry, str) else entry), "mechanism": name, "at": sites[name]}
-        for name, entry in zip(names, _listed(entries), strict=True)
-    ]
-    return replace(recipe, model={**recipe.model, "insert": same}) if same else recipe
-
-
-def _listed(entries: Any) -> list[Any]:
-    return entries if isinstance(entries, list) else [entries]
-
-
-def load_model(out: str | Path) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """The trained model of a run in eval mode, and what its task keeps of the data: ``answers``, ``size``, …."""
-    folder = find_run(out)
-    recipe = complete(folder.recipe())
-    stored = _weights(folder)
-    about = {key: value for key, value in stored.about.items() if key != "inserted"}
-    model = find_task(recipe.task).rebuild(at_the_same_sites(recipe, stored.about), about)
-    try:
-        model.load_state_dict(stored.tensors)
-    except RuntimeError as error:
-        file, problem = folder.file("weights.safetensors"), textwrap.shorten(str(error), 300)
-        raise RunError(f"{file} does not fit the model of recipe.yaml: {problem}") from error
-    return model.eval(), about

@@ -23,7 +23,7 @@ from foveal.runs import find_run
 from foveal.tasks.base import find_task
 from foveal.tasks.saved import DESCRIPTION
 from foveal.tasks.saved import load as load_saved
-from foveal.tasks.train import at_the_same_sites, load_model
+from foveal.tasks.weights import at_the_same_sites, load_model
 
 FOLDER = "folder"
 Section = Mapping[str, Any]
