@@ -71,9 +71,16 @@ class RelationMetrics(nn.Module):
         """Add a metric for each number of pairs, and the center-mass."""
         for info, value in zip(self.recall.infos, self.recall.compute(), strict=True):
             results.add(info, value)
-        results.add(self.mass.info, self.mass.compute())
+        _add_mass(results, self.mass.info, self.mass)
         if self.training_mass.update_called:
-            results.add(TRAINING_MASS, self.training_mass.compute())
+            _add_mass(results, TRAINING_MASS, self.training_mass)
+
+
+def _add_mass(results: Results, info: MetricInfo, mass: CenterMass) -> None:
+    """Add a center-mass and of how many images it is: of those whose regions show two related objects."""
+    value = mass.compute()
+    counted, images = mass.counted
+    results.add(info, value, note=f"regions show two related objects in {counted} of {images} images")
 
 
 def counted(target: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny import tiny_recipe
 from torch import nn
 
 from foveal.attention import watch
+from foveal.cli.runs import _show_result
 from foveal.data.embedded import companions
 from foveal.errors import UserError
 from foveal.measure import CenterMass, box_scores
@@ -298,6 +300,29 @@ def test_the_center_mass_of_training_images(focused):
         sizes = [image.shape[-2:] for image in batch["image"]]
         metric.update(record, region_pairs(record, batch["target"], sizes, pairs))
     assert focused.result["metrics"]["center_mass_train"] == pytest.approx(float(metric.compute()), rel=1e-4)
+
+
+def test_the_result_says_of_how_many_images_the_center_mass_is(focused):
+    notes = focused.result["notes"]
+    assert notes.keys() == {"center_mass", "center_mass_train"}
+    assert notes["center_mass"].endswith("of 10 images")
+    assert notes["center_mass_train"].endswith("of 18 images")
+
+
+def test_a_center_mass_that_is_undefined(focused, tmp_path, capsys):
+    """Regions that show nothing: not a zero, and the result, the terminal and the report say why."""
+    copytree(focused.out, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("iou: 0.5", "iou: 0.999"))
+    result = evaluate(tmp_path / "run")
+    assert result["metrics"]["center_mass"] is result["metrics"]["center_mass_train"] is None
+    assert result["metrics"]["relation_recall@225"] == 0  # there are relations
+    note = "regions show two related objects in 0 of 10 images"
+    assert result["notes"]["center_mass"] == note
+    _show_result(result)
+    assert f"undefined   ({note})" in capsys.readouterr().out
+    page = read(report(tmp_path / "run").read_text(encoding="utf-8"))
+    assert f"Center-mass is undefined: {note}" in page.text
 
 
 def test_the_report_shows_relations_and_their_recall(run, focused, tmp_path):
