@@ -302,6 +302,25 @@ def test_the_center_mass_of_training_images(focused):
     assert focused.result["metrics"]["center_mass_train"] == pytest.approx(float(metric.compute()), rel=1e-4)
 
 
+def test_no_object_one_object_and_two(focused):
+    """Each alone in a batch: losses are finite, and only a pair has something to say of relations."""
+    recipe = replace(focused.recipe, seed=0)
+    task, source = make_task(recipe, build_source(recipe)).train(), build_source(recipe)
+    batch = next(iter(source.loader("train", 1, device=CPU)))
+    whole = batch["target"][0]
+    said = []
+    for count in (0, 1, len(whole["labels"])):
+        kept = {key: whole[key][:count] for key in ("boxes", "labels", "iscrowd", "difficult")}
+        kept["relations"] = whole["relations"][(whole["relations"] < count).all(1)]
+        total, losses = task.weighed({**batch, "target": [whole | kept]})
+        total.backward()
+        assert total.isfinite()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in task.parameters())
+        said.append(float(losses["relation"].detach()))
+    assert said[:2] == [0, 0]
+    assert said[2] > 0
+
+
 def test_the_result_says_of_how_many_images_the_center_mass_is(focused):
     notes = focused.result["notes"]
     assert notes.keys() == {"center_mass", "center_mass_train"}
