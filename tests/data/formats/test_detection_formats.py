@@ -149,7 +149,7 @@ def test_the_check_lists_everything(tmp_path):
 
 
 def test_photographs_of_all_kinds(tmp_path):
-    """Grey, CMYK, of 16 bits, turned by the camera: nothing to complain of, and batches of RGB images of their boxes."""
+    """Grey, CMYK, of 16 bits, turned by the camera: no problem, and RGB images as large as their boxes say."""
     write_cocofolder(tmp_path)
     turn = Image.Exif()
     turn[0x0112] = 6
