@@ -166,6 +166,11 @@ def test_photographs_of_all_kinds(tmp_path):
         (batch,) = source.loader("train", 4, device=CPU)
         shapes = {t["image_id"]: tuple(i.shape) for i, t in zip(batch["image"], batch["target"], strict=True)}
         assert shapes == {n: (3, height, width) for n, (width, height) in enumerate(sides.values())}
+    turn[0x0112] = 3  # the other way up: the same sides
+    Image.new("RGB", (40, 30)).save(tmp_path / "cocofolder/test/0.png", exif=turn)
+    (remark,) = check("cocofolder", {"workers": 0}, tmp_path)
+    assert "do not tell whether its boxes" in str(remark)
+    assert not remark.stops
 
 
 # Relations --------------------------------------------------------------------------
