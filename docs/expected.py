@@ -9,7 +9,7 @@ from __future__ import annotations
 TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
     "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate", "hattnet/paper-variants"),
     "aw": ("aw/cifar10", "aw/cifar10-long", "aw/finetune-resnet50", "aw/finetune-lite0", "aw/table1"),
-    "detect": ("aw/table2-lite", "aw/table2", "spatial/detection-lite", "spatial/detection"),
+    "detect": ("detect/rate", "aw/table2-lite", "aw/table2", "spatial/detection-lite", "spatial/detection"),
     "icasc": (
         "icasc/confusion",
         "icasc/confusion-ablation",
@@ -40,6 +40,7 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "fan/vcoco-lite",
         "fan/table3-lite",
         "fan/table7-lite",
+        "fan/table9-lite",
         "fan/table5-lite",
         "fan/table1",
         "fan/table3",

@@ -33,6 +33,9 @@ def test_batch_by_batch(over):
     for part in (slice(0, 1), slice(1, 2), slice(2, 6)):
         metric.update(logits[part], target[part], mask[part])
     torch.testing.assert_close(metric.compute(), center_mass(logits, target, mask, over))
+    off_diagonal = ~torch.eye(5, dtype=torch.bool)
+    pairs = (target & mask[:, None] & mask[..., None] & off_diagonal).flatten(1).any(1)
+    assert metric.counted == (int(pairs.sum()), 6)
     metric.reset()
     metric.update((logits, logits), torch.randint(0, 3, (6, 5)), related="different", scale=0.1)
     assert 0 < metric.compute() < 1
@@ -43,6 +46,7 @@ def test_nothing_to_find():
     metric = CenterMass()
     metric.update(torch.zeros(2, 3, 3), torch.zeros(3, 3, dtype=torch.bool))
     assert math.isnan(metric.compute())
+    assert metric.counted == (0, 2)
     with pytest.raises(UserError, match="did you mean 'row'"):
         CenterMass("rows")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ TABLES = {  # rows and columns
     "demo/refer": (5, 0),
     "demo/segment": (3, 0),
     "demo/translate": (3, 0),
+    "detect/rate": (5, 0),
     "fan/ablations": (8, 1),
     "fan/controls": (2, 1),
     "fan/table1": (4, 1),
@@ -47,6 +49,7 @@ TABLES = {  # rows and columns
     "fan/table7-lite": (2, 1),
     "fan/table8": (4, 1),
     "fan/table9": (2, 1),
+    "fan/table9-lite": (2, 1),
     "fan/vcoco-lite": (5, 1),
     "hattnet/paper-variants": (4, 3),
     "hattnet/soft-rate": (2, 2),
@@ -229,6 +232,7 @@ def test_every_cell_of_a_table_had_one_former_name():
         "demo/detect/",
         "demo/segment/",
         "demo/translate/",
+        "detect/",
         "fan/controls/",
         "fan/table1",
         "fan/table3",
@@ -367,6 +371,24 @@ def test_detectors_of_fan_are_trained_as_in_the_paper():
         assert ("insert" in model) == (not name.endswith("plain")), name
     assert load("fan/table1/mat-focal").published["relation_recall@5000"] == 0.699
     assert load("fan/table4/minicoco-sup").published == {"box_ap": 0.279, "box_ap50": 0.478}
+
+
+def test_small_detectors_are_trained_alike():
+    """All rows of the tables ending with -lite as the plain one, whose learning rate ``detect/rate`` chooses."""
+    names = ("aw/table2-lite", "spatial/detection-lite", *(f"fan/{t}-lite" for t in ("table1", "table3", "table7")))
+    names += ("fan/table9-lite", "fan/vcoco-lite")
+    recipes = [load(f"{name}/{cell}") for name in names for cell in grids()[name].cells()]
+    plain, rates = recipes[0], [load(f"detect/rate/{cell}") for cell in grids()["detect/rate"].cells()]
+    assert all((r.optim, r.train) == (plain.optim, plain.train) for r in recipes)
+    assert all((r.data, r.model, r.train) == (plain.data, plain.model, plain.train) for r in rates)
+    assert [replace(r.optim, lr=0.01) for r in rates] == [replace(plain.optim, lr=0.01)] * 5
+    assert plain.optim.lr in {r.optim.lr for r in rates}
+
+
+def test_small_detectors_measure_the_center_mass_of_training_images():
+    for table in ("table1", "table3", "table7", "table9", "vcoco"):
+        cells = [load(f"fan/{table}-lite/{cell}") for cell in grids()[f"fan/{table}-lite"].cells()]
+        assert {recipe.measure.training_images for recipe in cells} == {5000}, table
 
 
 def test_scenes_of_fan_stand_on_its_detectors():

@@ -39,6 +39,17 @@ def test_over_two_batches(kind):
     assert results.metrics["center_mass"] == pytest.approx(torch.stack(masses).mean().item(), rel=1e-5)
 
 
+def test_images_without_any_region():
+    """Nothing is found of their relations: a recall of zero, as of an image beside others that have regions."""
+    metrics, results = RelationMetrics(k=(20,)), Results()
+    images, targets = two_images()
+    metrics.update(None, targets, sizes_of(images))
+    metrics.update_training(None, targets, sizes_of(images))
+    metrics.add_to(results)
+    assert results.metrics == {"relation_recall@20": 0, "center_mass": None, "center_mass_train": None}
+    assert set(results.notes.values()) == {"regions show two related objects in 0 of 2 images"}
+
+
 @pytest.mark.parametrize("mark", ["iscrowd", "difficult"])
 @pytest.mark.parametrize("kind", ["category", "instance", "annotated"])
 @torch.no_grad()

@@ -102,7 +102,7 @@ def test_the_result_has_format_2(finished):
     result = json.loads((out / "result.json").read_text())
     assert result.keys() == {
         *("format", "task", "recipe", "title", "dataset", "cell", "seed", "embedded", "data", "parameters", "epochs"),
-        *("best_epoch", "seconds", "step_seconds", "published", "metrics", "infos", "parts", "curves"),
+        *("best_epoch", "seconds", "step_seconds", "published", "metrics", "infos", "parts", "curves", "notes"),
     }
     assert (result["format"], result["task"], result["recipe"], result["title"]) == (2, "refer", plan.name, "tiny")
     assert (result["dataset"], result["cell"], result["published"], result["parts"]) == ("MREF", None, {}, {})

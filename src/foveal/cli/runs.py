@@ -167,8 +167,11 @@ def _show_result(result: dict[str, Any]) -> None:
 
     say(f"{result['title']} on {result['dataset']}: {result['data']}")
     published = result.get("published") or {}
+    notes = result.get("notes") or {}
     for key, value in result["metrics"].items():
         if value is None:
+            if key in notes:
+                say(f"  {key:30} undefined   ({notes[key]})")
             continue
         info = metric_info(key, result["infos"].get(key))
         caveat = ", on other data" if result["embedded"] else ""

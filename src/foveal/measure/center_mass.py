@@ -58,6 +58,9 @@ class CenterMass(Metric):
         over: ``matrix`` or ``row``.
         **kwargs: of :class:`torchmetrics.Metric`.
 
+    Attributes:
+        counted: after ``compute``, how many graphs had a labelled pair, and how many graphs there were.
+
     >>> metric = CenterMass()
     >>> metric.update(torch.zeros(3, 2, 2), torch.tensor([[False, True], [True, False]]))
     >>> metric.compute()
@@ -78,14 +81,16 @@ class CenterMass(Metric):
 
     total: Tensor
     count: Tensor
+    graphs: Tensor
 
     def __init__(self, over: Over = "matrix", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if over not in ("matrix", "row"):
             raise unknown("softmax over", str(over), ("matrix", "row"))
-        self.over = over
+        self.over, self.counted = over, (0, 0)
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
+        self.add_state("graphs", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(
         self,
@@ -100,7 +105,9 @@ class CenterMass(Metric):
         mass, has_pair = graph_masses(logits, target, mask, self.over, related=related, scale=scale)
         self.total = self.total + mass.sum().to(self.total.dtype)
         self.count = self.count + has_pair.sum()
+        self.graphs = self.graphs + has_pair.numel()
 
     def compute(self) -> Tensor:
         """Mean over all graphs so far that have a labelled pair, a scalar; nan if none has."""
+        self.counted = (int(self.count), int(self.graphs))  # here they are those of all processes
         return self.total / self.count

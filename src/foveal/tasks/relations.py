@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from foveal.attention import AttentionRecord, region_graphs
+from foveal.attention import AttentionRecord, RegionGraph, region_graphs
 from foveal.attention.regions import Sizes
 from foveal.measure import CenterMass, RelationRecall
 from foveal.measure.info import MetricInfo, register_metric
@@ -39,23 +39,39 @@ class RelationMetrics(nn.Module):
         self.recall = RelationRecall(k, iou, ordered=kind == "annotated")
         self.mass, self.training_mass = CenterMass(), CenterMass()
 
-    def update(self, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes) -> None:
-        """Add the images of a batch; arguments as in :func:`foveal.supervise.region_pairs`."""
+    def update(self, record: AttentionRecord | None, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes) -> None:
+        """Add the images of a batch; arguments as in :func:`foveal.supervise.region_pairs`.
+
+        Without a record no image had a region, so that nothing of their relations is found.
+        """
         targets = [counted(target) for target in targets]
         self._add(self.mass, record, targets, sizes)
-        graphs = region_graphs(record, sizes)
+        graphs = self.graphs(record, sizes)
         scores, proposals = [graph.logits for graph in graphs], [graph.boxes for graph in graphs]
         boxes = [target["boxes"] for target in targets]
         self.recall.update(scores, proposals, boxes, [self.relations(target) for target in targets])
 
-    def update_training(self, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes) -> None:
+    def update_training(
+        self, record: AttentionRecord | None, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes
+    ) -> None:
         """Add training images, of which the center-mass alone is measured."""
         self._add(self.training_mass, record, targets, sizes)
 
     def _add(
-        self, mass: CenterMass, record: AttentionRecord, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes
+        self, mass: CenterMass, record: AttentionRecord | None, targets: Sequence[Mapping[str, Tensor]], sizes: Sizes
     ) -> None:
-        mass.update(record, region_pairs(record, targets, sizes, self.kind, self.iou))
+        if record is None:
+            nothing = torch.zeros(len(targets), 1, 1, device=mass.device)
+            mass.update(nothing, nothing.bool())
+        else:
+            mass.update(record, region_pairs(record, targets, sizes, self.kind, self.iou))
+
+    def graphs(self, record: AttentionRecord | None, sizes: Sizes) -> list[RegionGraph]:
+        """The attention of each image; empty without a record."""
+        if record is not None:
+            return region_graphs(record, sizes)
+        device = self.mass.device
+        return [RegionGraph(torch.zeros(0, 0, device=device), torch.zeros(0, 4, device=device)) for _ in sizes]
 
     def reset(self) -> None:
         """Forget all images."""
@@ -69,11 +85,19 @@ class RelationMetrics(nn.Module):
 
     def add_to(self, results: Results) -> None:
         """Add a metric for each number of pairs, and the center-mass."""
-        for info, value in zip(self.recall.infos, self.recall.compute(), strict=True):
+        recalls = torch.atleast_1d(self.recall.compute())  # torchmetrics makes a scalar of a single number
+        for info, value in zip(self.recall.infos, recalls, strict=True):
             results.add(info, value)
-        results.add(self.mass.info, self.mass.compute())
+        _add_mass(results, self.mass.info, self.mass)
         if self.training_mass.update_called:
-            results.add(TRAINING_MASS, self.training_mass.compute())
+            _add_mass(results, TRAINING_MASS, self.training_mass)
+
+
+def _add_mass(results: Results, info: MetricInfo, mass: CenterMass) -> None:
+    """Add a center-mass and of how many images it is: of those whose regions show two related objects."""
+    value = mass.compute()
+    counted, images = mass.counted
+    results.add(info, value, note=f"regions show two related objects in {counted} of {images} images")
 
 
 def counted(target: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -140,7 +140,7 @@ class _Part:
         return ModelRow(
             group.name,
             values,
-            notes=[*_seeds(group), *self.words.notes.get(group.name, ())],
+            notes=[*_seeds(group), *_undefined(group), *self.words.notes.get(group.name, ())],
             parameters=int(counts[0]) if (counts := group.values("parameters")) else None,
             epochs=statistics.fmean(epochs) if epochs else float(len(run.epochs)),
             best_epoch=statistics.fmean(best_epoch) if best_epoch else None,
@@ -234,6 +234,12 @@ def _find(task: str, groups: Sequence[Group]) -> tuple[type[Task], str]:
             f"the task {task or 'of these runs'} is not known here, so that its own sections are missing; "
             f"FOVEAL_PLUGINS={','.join(plugins) or 'MODULE'} makes it known"
         )
+
+
+def _undefined(group: Group) -> list[str]:
+    """Metrics that have no value in any run, where it is known why."""
+    notes = {key: note for run in group.finished for key, note in run.part("notes").items()}
+    return [f"{group.info(key).title} is undefined: {note}" for key, note in notes.items() if not group.numbers(key)]
 
 
 def _seeds(group: Group) -> list[str]:

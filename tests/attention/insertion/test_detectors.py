@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torchvision.models.detection import FasterRCNN, maskrcnn_resnet50_fpn
 from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.ops import FrozenBatchNorm2d
 
 import foveal
 from foveal.attention.insertion.insert import find
@@ -65,6 +66,20 @@ def test_an_identity_finds_the_same(detector, images, before, mechanism, at):
         torch.testing.assert_close(found["scores"], expected["scores"], atol=1e-5, rtol=1e-4)
     done.eject()
     assert model.state_dict().keys() == detector.state_dict().keys()
+
+
+@pytest.mark.parametrize("mechanism", ["aw", "cbam", "se"])
+def test_released_weights_lack_only_what_is_new(detector, mechanism):
+    """The norms of released detectors are frozen and count no batches; those of attention supply their own count."""
+    backbone = resnet_fpn_backbone(backbone_name="resnet18", weights=None, norm_layer=FrozenBatchNorm2d)
+    released = FasterRCNN(backbone, num_classes=4).state_dict()
+    assert len(released) < len(detector.state_dict())
+    model = copy.deepcopy(detector)
+    foveal.insert(model, mechanism)
+    new = model.state_dict().keys() - detector.state_dict().keys()
+    report = model.load_state_dict(released, strict=False)
+    assert not report.unexpected_keys
+    assert set(report.missing_keys) == {name for name in new if not name.endswith("num_batches_tracked")}
 
 
 @pytest.mark.parametrize("mechanism", ["se", "cbam"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from PIL import Image
 from small_boxes import build, coco, save, voc_annotation, write_cocofolder, write_json, write_voc
 
 from foveal.data.check import check
@@ -145,6 +146,31 @@ def test_the_check_lists_everything(tmp_path):
     for part, stops in expected.items():
         assert [problem.stops for problem in found if part in str(problem)] == [stops], (part, found)
     assert len(found) == len(expected)
+
+
+def test_photographs_of_all_kinds(tmp_path):
+    """Grey, CMYK, of 16 bits, turned by the camera: no problem, and RGB images as large as their boxes say."""
+    write_cocofolder(tmp_path)
+    turn = Image.Exif()
+    turn[0x0112] = 6
+    sides = {"grey.png": (40, 30), "cmyk.jpg": (40, 30), "deep.png": (40, 30), "turned.jpg": (30, 40)}
+    for name, mode in (("grey.png", "L"), ("cmyk.jpg", "CMYK"), ("deep.png", "I;16"), ("turned.jpg", "RGB")):
+        more = {"exif": turn} if name == "turned.jpg" else {}
+        Image.new(mode, (40, 30)).save(tmp_path / "cocofolder/train" / name, **more)
+    boxes = [(n, 3 + 4 * (n % 2), [2, 3, 10, 12], 0) for n in range(4)]
+    content = coco([(n, name, *size) for n, (name, size) in enumerate(sides.items())], boxes)
+    write_json(tmp_path / "cocofolder/annotations/instances_train.json", content)
+    assert problems("cocofolder", tmp_path) == []
+    for hold in (True, False):
+        source = build("cocofolder", tmp_path, flip=False, hold=hold)
+        (batch,) = source.loader("train", 4, device=CPU)
+        shapes = {t["image_id"]: tuple(i.shape) for i, t in zip(batch["image"], batch["target"], strict=True)}
+        assert shapes == {n: (3, height, width) for n, (width, height) in enumerate(sides.values())}
+    turn[0x0112] = 3  # the other way up: the same sides
+    Image.new("RGB", (40, 30)).save(tmp_path / "cocofolder/test/0.png", exif=turn)
+    (remark,) = check("cocofolder", {"workers": 0}, tmp_path)
+    assert "do not tell whether its boxes" in str(remark)
+    assert not remark.stops
 
 
 # Relations --------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from foveal.data.images.boxed import read_sized
+from foveal.data.images.boxed import read_sized, undecided
 from foveal.data.images.boxes import COUNTS, CROWD, DIFFICULT, Annotated, Objects, Thing, checked
 from foveal.data.problems import collecting
 from foveal.errors import DataError
@@ -129,6 +129,17 @@ def test_a_turned_photograph(turned):
     assert raw.getpixel((2, 15)) == (255, 0, 0)
     with pytest.raises(DataError, match="has 30×40 pixels and its boxes are for 50×40"):
         read_sized(turned, (50, 40))
+
+
+@pytest.mark.parametrize(
+    ("orientation", "size", "expected"),
+    [(1, (40, 30), False), (3, (40, 30), True), (2, (40, 30), True), (6, (40, 30), False), (8, (30, 30), True)],
+)
+def test_sides_that_do_not_tell_the_orientation(tmp_path, orientation, size, expected):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("RGB", size).save(tmp_path / "a.jpg", exif=exif)
+    assert undecided(tmp_path / "a.jpg", size) is expected
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "I;16", "P", "RGBA"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from foveal.data.images.reading import read_image
+from foveal.data.images.reading import read_header, read_image
 from foveal.errors import DataError
 
 
@@ -65,6 +65,14 @@ def test_what_is_not_an_image(raw, tmp_path):
     (tmp_path / "x.jpg").write_bytes(raw)
     with pytest.raises(DataError, match=r"x\.jpg cannot be read as an image"):
         read_image(tmp_path / "x.jpg")
+
+
+def test_an_image_that_is_too_large(tmp_path, monkeypatch):
+    Image.new("L", (30, 20)).save(tmp_path / "x.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)  # Pillow refuses twice as many
+    for read in (read_header, read_image):
+        with pytest.raises(DataError, match=r"x\.png has more pixels than Pillow decodes .*make it smaller"):
+            read(tmp_path / "x.png")
 
 
 def test_a_missing_image(tmp_path):

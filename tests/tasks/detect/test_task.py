@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from shutil import copytree
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tiny import tiny_recipe
 from torch import nn
 
 from foveal.attention import watch
+from foveal.cli.runs import _show_result
 from foveal.data.embedded import companions
 from foveal.errors import UserError
 from foveal.measure import CenterMass, box_scores
@@ -298,6 +300,48 @@ def test_the_center_mass_of_training_images(focused):
         sizes = [image.shape[-2:] for image in batch["image"]]
         metric.update(record, region_pairs(record, batch["target"], sizes, pairs))
     assert focused.result["metrics"]["center_mass_train"] == pytest.approx(float(metric.compute()), rel=1e-4)
+
+
+def test_no_object_one_object_and_two(focused):
+    """Each alone in a batch: losses are finite, and only a pair has something to say of relations."""
+    recipe = replace(focused.recipe, seed=0)
+    task, source = make_task(recipe, build_source(recipe)).train(), build_source(recipe)
+    batch = next(iter(source.loader("train", 1, device=CPU)))
+    whole = batch["target"][0]
+    said = []
+    for count in (0, 1, len(whole["labels"])):
+        kept = {key: whole[key][:count] for key in ("boxes", "labels", "iscrowd", "difficult")}
+        kept["relations"] = whole["relations"][(whole["relations"] < count).all(1)]
+        total, losses = task.weighed({**batch, "target": [whole | kept]})
+        total.backward()
+        assert total.isfinite()
+        assert all(p.grad is None or p.grad.isfinite().all() for p in task.parameters())
+        said.append(float(losses["relation"].detach()))
+    assert said[:2] == [0, 0]
+    assert said[2] > 0
+
+
+def test_the_result_says_of_how_many_images_the_center_mass_is(focused):
+    notes = focused.result["notes"]
+    assert notes.keys() == {"center_mass", "center_mass_train"}
+    assert notes["center_mass"].endswith("of 10 images")
+    assert notes["center_mass_train"].endswith("of 18 images")
+
+
+def test_a_center_mass_that_is_undefined(focused, tmp_path, capsys):
+    """Regions that show nothing: not a zero, and the result, the terminal and the report say why."""
+    copytree(focused.out, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("iou: 0.5", "iou: 0.999"))
+    result = evaluate(tmp_path / "run")
+    assert result["metrics"]["center_mass"] is result["metrics"]["center_mass_train"] is None
+    assert result["metrics"]["relation_recall@225"] == 0  # there are relations
+    note = "regions show two related objects in 0 of 10 images"
+    assert result["notes"]["center_mass"] == note
+    _show_result(result)
+    assert f"undefined   ({note})" in capsys.readouterr().out
+    page = read(report(tmp_path / "run").read_text(encoding="utf-8"))
+    assert f"Center-mass is undefined: {note}" in page.text
 
 
 def test_the_report_shows_relations_and_their_recall(run, focused, tmp_path):

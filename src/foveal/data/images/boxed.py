@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 from foveal.data.images.boxes import BoxedFiles, Objects
 from foveal.data.images.format import ImageFormat
 from foveal.data.images.labelled import WholeImages
 from foveal.data.images.reading import read_image
+from foveal.data.problems import Problem
 from foveal.errors import DataError
 
 
@@ -108,3 +110,27 @@ def read_sized(file: Path, size: tuple[int, int]) -> Image.Image:
             "that was annotated, or correct the size in the annotations"
         )
     return image
+
+
+def turned_files(sizes: Mapping[Path, tuple[int, int]]) -> Iterator[Problem]:
+    """A remark on each of these photographs, with their sizes, that is :func:`undecided`."""
+    for file, size in sizes.items():
+        if undecided(file, size):
+            yield Problem(
+                f"{file} is shown turned or mirrored, as its EXIF orientation says, and its sides do not tell whether "
+                "its boxes are for that; they are taken so",
+                stops=False,
+                file=file,
+            )
+
+
+def undecided(file: Path, size: tuple[int, int]) -> bool:
+    """Whether :func:`read_sized` turns or mirrors a photograph although its sides do not tell that its boxes are so.
+
+    Args:
+        file: the image.
+        size: width and height that the boxes refer to.
+    """
+    with Image.open(file) as image:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return orientation in (2, 3, 4) or (orientation in (5, 6, 7, 8) and size[0] == size[1])

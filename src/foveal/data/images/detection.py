@@ -24,7 +24,7 @@ from foveal.data._random import uniform
 from foveal.data.batches import CPU, Batches, EpochBatches, Gather, epoch_seed
 from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
-from foveal.data.images.boxed import BoxedImages, BoxFormat, BoxOptions, BoxSet, read_sized
+from foveal.data.images.boxed import BoxedImages, BoxFormat, BoxOptions, BoxSet, read_sized, turned_files
 from foveal.data.images.boxes import BoxedFiles, Objects, Target
 from foveal.data.images.crops import CanvasBatches, canvases
 from foveal.data.images.format import check_reading, described
@@ -60,7 +60,11 @@ def check_boxes(form: BoxFormat, options: BoxOptions, root: Path | None, progres
         def read(file: Path, sizes: dict[Path, tuple[int, int]] = sizes) -> None:
             read_sized(file, sizes[file])
 
-        yield from check_files(images.files, progress, f"reading {split} images", read)
+        unread = set()
+        for problem in check_files(images.files, progress, f"reading {split} images", read):
+            unread.add(problem.file)
+            yield problem
+        yield from turned_files({file: size for file, size in sizes.items() if file not in unread})
     if "train" in found.splits:
         for name in absent_classes(found.answers, found.splits["train"].objects):
             yield Problem(f"class {name!r} is in no training image: no model can learn it", stops=False)

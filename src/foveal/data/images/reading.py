@@ -27,6 +27,12 @@ def image_files(folder: Path, deep: bool = True) -> list[Path]:
 READ_ERRORS = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
 
 
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if isinstance(error, Image.DecompressionBombError):
+        return DataError(f"{path} has more pixels than Pillow decodes ({error}); make it smaller")
+    return DataError(f"{path} cannot be read as an image ({error}); remove or replace it")
+
+
 def read_header(path: Path) -> None:
     """Raise a ``DataError`` if the file is missing, or if its first bytes are not those of an image."""
     try:
@@ -34,7 +40,7 @@ def read_header(path: Path) -> None:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
     except READ_ERRORS as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
+        raise _unreadable(path, error) from error
 
 
 def read_image(path: Path, *, turn: bool = True) -> Image.Image:
@@ -57,7 +63,7 @@ def read_image(path: Path, *, turn: bool = True) -> Image.Image:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
     except READ_ERRORS as error:
-        raise DataError(f"{path} cannot be read as an image ({error}); remove or replace it") from error
+        raise _unreadable(path, error) from error
     return Image.fromarray(_to_bytes(path, pixels, image.mode, sixteen_bits)).convert("RGB")
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from foveal.attention import AttentionRecord, FocusedRegions, region_graphs, watch
+from foveal.attention import AttentionRecord, FocusedRegions, watch
 from foveal.attention.regions import Sizes
 from foveal.compat import raise_recompile_limit
 from foveal.data import Source
@@ -113,12 +113,12 @@ class Detect(Task):
         detections, record = self._detect_and_watch(batch)
         self.test_score.update(detections, batch["target"])
         sizes = sizes_of(batch)
-        if record is not None and self.relations is not None:
+        if self.relations is not None:
             self.relations.update(record, batch["target"], sizes)
         if len(self.kept) < SAMPLES:
             self.kept.append(Sample.of(batch["image"][0], detections[0], batch["target"][0]))
             self.samples = packed(self.kept)
-            if record is not None:
+            if self.relations is not None:
                 self.attended.append(self._attended(record, batch["target"][0], sizes))
                 self.samples |= attended.packed(self.attended)
 
@@ -133,21 +133,22 @@ class Detect(Task):
         for batch in itertools.islice(self.source.loader("train", size, **place), -(-left // (size * world))):
             batch = self.trainer.strategy.batch_to_device(batch)
             _, record = self._detect_and_watch(batch)
-            if record is not None:
-                self.relations.update_training(record, batch["target"], sizes_of(batch))
+            self.relations.update_training(record, batch["target"], sizes_of(batch))
 
     def _detect_and_watch(self, batch: Mapping[str, Any]) -> tuple[list[dict[str, Tensor]], AttentionRecord | None]:
-        """Detections, and the attention between regions where there is such."""
+        """Detections, and the attention between regions; None if there is none, or no region in any image."""
         if self.relations is None:
             return self.detect(batch), None
         with watch(self.model, "*box_head.attached.focused*") as seen:
             detections = self.detect(batch)
         return detections, next(iter(seen.values()), None)
 
-    def _attended(self, record: AttentionRecord, target: Mapping[str, Tensor], sizes: Sizes) -> attended.Attended:
+    def _attended(
+        self, record: AttentionRecord | None, target: Mapping[str, Tensor], sizes: Sizes
+    ) -> attended.Attended:
         """What a region of the first image attends to, in pixels of the kept image."""
         assert self.relations is not None
-        graph, true = region_graphs(record, sizes)[0], counted(target)
+        graph, true = self.relations.graphs(record, sizes)[0], counted(target)
         seen = attended.of_object(graph, true, self.relations.relations(true), self.relations.iou)
         return seen._replace(boxes=seen.boxes * self.kept[-1].image.shape[-1] / sizes[0][1])
 
