@@ -12,8 +12,8 @@ second order, a plain form takes its place.
 Departures: the operator knows neither bfloat16 nor, on a CPU, float16, so in both it is computed in float32. With
 ``start="identity"`` modulation starts at one (twice a sigmoid), with ``paper`` at a half.
 
-ONNX has the operator since opset 19. PyTorch lets no module know the opset, so an earlier one cannot be refused here: the
-file is written, and onnxruntime does not load it.
+ONNX has the operator since opset 19. PyTorch lets no module know the opset, so an earlier one cannot be refused here:
+the file is written, and onnxruntime does not load it.
 """
 
 from __future__ import annotations
