@@ -63,7 +63,7 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
         (lambda group: [1e3 * s for s in group.values("step_seconds")], "milliseconds of a training step"),
     ):
         points = [
-            Tradeoff(group.name, _column(group), statistics.fmean(values), statistics.median(costs))
+            Tradeoff(_row(group), _column(group), statistics.fmean(values), statistics.median(costs))
             for group in groups
             if (values := group.numbers("mean_iou")) and (costs := costs_of(group))
         ]
@@ -73,7 +73,7 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
         return []
     tables = dict.fromkeys(filter(None, (_cell(group).get("table") for group in groups)))
     found = [sentence for table in tables for sentence in conclusions(table)]
-    beside = Markup("<p>What the paper concludes:</p><ul>{}</ul>").format(
+    beside = Markup("<h4>What the paper concludes from its own experiments</h4><ul>{}</ul>").format(
         Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in found)
     )
     return [Section("What it costs", charts(figures) + (beside if found else Markup("")))]
@@ -82,6 +82,11 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
 def _cell(group: Group) -> dict[str, str]:
     """The place of a model in a table."""
     return (group.finished[0].result.get("cell") if group.finished else None) or {}
+
+
+def _row(group: Group) -> str:
+    """The name of a model without that of its column, which is told by colour."""
+    return group.name.removesuffix(f" · {_column(group)}")
 
 
 def _column(group: Group) -> str:
@@ -110,7 +115,8 @@ def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
             content = _picture(image, counted, palette, f"classes of test image {k + 1}: {title}")
             shown.append(figure(content, title if title == "truth" else f"{title}, {_right(labels, truth)} right"))
         items.append((f"test image {k + 1}", Markup("").join(shown)))
-    return cards(items) + picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
+    colours = picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
+    return colours + cards(items)
 
 
 def _inside(label: Tensor) -> tuple[slice, slice]:
