@@ -12,7 +12,6 @@ the number of groups is their greatest common divisor. γ is multiplied into the
 from __future__ import annotations
 
 import math
-from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -110,7 +109,7 @@ class DynamicConv1d(Attends):
     ) -> None:
         super().__init__()
         _check(channels, kernel, groups, odd=not causal)
-        if not (isinstance(drop, Real) and 0 <= drop < 1):
+        if not (isinstance(drop, int | float) and 0 <= drop < 1):
             raise UserError(f"drop={drop!r}: expected a probability from 0 to below 1")
         self.channels, self.kernel, self.groups, self.causal, self.drop = channels, kernel, groups, causal, drop
         self.value = nn.Linear(channels, 2 * channels)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import re
 from contextlib import nullcontext
-from numbers import Real
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +84,7 @@ class SpatialAttention(InsideBlocks):
             raise UserError(f"heads={heads}: expected from 1 to the {channels} channels")
         if spatial_range != -1:
             check_whole(0, "or -1 for the whole map", spatial_range=spatial_range)
-        if not (isinstance(position_magnitude, Real) and math.isfinite(position_magnitude)):
+        if not (isinstance(position_magnitude, int | float) and math.isfinite(position_magnitude)):
             raise UserError(f"position_magnitude={position_magnitude!r}: expected a finite number")
         if 0 <= spatial_range < kv_stride - 1 and q_stride % kv_stride:
             raise UserError(

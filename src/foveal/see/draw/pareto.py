@@ -101,11 +101,10 @@ def pareto(
     slot, lines = colours or slots(groups), []
     for group in groups:
         members = [point for point in points if point.group == group]
-        places = {"x": [point.cost for point in members], "y": [point.value for point in members]}
-        lines.append(Line(group, **places, slot=slot[group], joined=False, tips=[described(p) for p in members]))
+        tips = [described(point) for point in members]
+        lines.append(Line(group, *_places(members), slot=slot[group], joined=False, tips=tips))
     best = front(points)
-    places = {"x": [point.cost for point in best], "y": [point.value for point in best]}
-    lines.append(Line("front", **places, slot=-1, faint=True, labels=[point.name for point in best]))
+    lines.append(Line("front", *_places(best), slot=-1, faint=True, labels=[point.name for point in best]))
     lowest, highest, margin = _ends([point.value for point in points])
     cheapest, dearest, beside = _ends([point.cost for point in points])
     apart = cheapest < dearest / 2  # costs that are close together need the whole width
@@ -124,6 +123,10 @@ def _ends(numbers: Sequence[float]) -> tuple[float, float, float]:
     """The least, the greatest, and the margin beyond them."""
     lowest, highest = min(numbers), max(numbers)
     return lowest, highest, 0.1 * (highest - lowest) or 0.05 * abs(highest) or 1.0
+
+
+def _places(points: Sequence[Tradeoff]) -> tuple[list[float], list[float]]:
+    return [point.cost for point in points], [point.value for point in points]
 
 
 def _name(point: Tradeoff) -> str:
