@@ -240,9 +240,7 @@ class DeformConv2d(nn.Conv2d):
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **factory
         )
         if _uneven(self):
-            raise UserError(
-                f"kernel_size={kernel_size!r}: with padding='same' expected an odd number, or even dilation"
-            )
+            raise UserError(f"kernel_size={kernel_size!r}: expected odd numbers with padding='same', or even dilation")
         self.deform = DeformableKernel.for_layer(self, start=start, **options).to(**factory)
 
     def forward(self, input: Tensor) -> Tensor:
