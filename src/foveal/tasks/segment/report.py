@@ -115,8 +115,7 @@ def _cards(models: Mapping[str, Stored], first: Stored) -> Markup:
             content = _picture(image, counted, palette, f"classes of test image {k + 1}: {title}")
             shown.append(figure(content, title if title == "truth" else f"{title}, {_right(labels, truth)} right"))
         items.append((f"test image {k + 1}", Markup("").join(shown)))
-    colours = picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
-    return colours + cards(items)
+    return cards(items) + picture(legend(range(len(names)), names, palette, 640), "colours of the classes", 640)
 
 
 def _inside(label: Tensor) -> tuple[slice, slice]:
