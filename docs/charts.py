@@ -45,7 +45,7 @@ def tradeoff(table: str, folder: Path = RESULTS) -> str:
     points = {label: tradeoffs(results, costs, "mean_iou", key) for key, label in COSTS.items()}
     figures = [pareto(found, value="mean IoU, %", cost=label) for label, found in points.items() if found]
     found = "\n".join(f"- {sentence}" for sentence in grids()[table].conclusions)
-    beside = f"What the paper concludes:\n\n{found}"
+    beside = f"What the paper concludes from its own experiments:\n\n{found}"
     if not figures:
         commands = (
             f"foveal reproduce {table} --seeds 3 --csv results/{table.split('/')[0]}.csv",

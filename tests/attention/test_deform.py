@@ -180,8 +180,34 @@ def test_layers_that_cannot_have_it(layer, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"deform_groups": 3}, "does not divide 4 input channels"), ({"padding_mode": "reflect"}, "only zeros")],
+    [
+        ({"deform_groups": 3}, "does not divide 4 input channels"),
+        ({"deform_groups": 2.0}, "deform_groups=2.0: expected a whole number"),
+        ({"padding_mode": "reflect"}, "only zeros"),
+        ({"in_channels": 0}, "in_channels=0: expected a whole number of at least 1"),
+        ({"kernel_size": 2.5}, "kernel_size=2.5: expected a whole number"),
+        ({"kernel_size": (3, 0)}, "kernel_size=0: expected a whole number of at least 1"),
+        ({"kernel_size": (3, 3, 3)}, "expected one number, or two for height and width"),
+        ({"stride": 0}, "stride=0: expected"),
+        ({"dilation": 0}, "dilation=0: expected"),
+        ({"padding": -1}, "padding=-1: expected a whole number of at least 0"),
+        ({"kernel_size": 2, "padding": "same"}, "kernel_size=2: expected odd numbers with padding='same'"),
+    ],
 )
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
-        DeformConv2d(4, 4, 3, **options)
+        DeformConv2d(**{"in_channels": 4, "out_channels": 4, "kernel_size": 3, **options})
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.rand(2, 3, 5, 5), r"expected maps \(N, 4, H, W\), got \(2, 3, 5, 5\)"),
+        (torch.rand(4, 5, 5), r"expected maps \(N, 4, H, W\), got \(4, 5, 5\)"),
+        (torch.rand(2, 4, 0, 5), r"\(2, 4, 0, 5\) have no positions"),
+        (torch.ones(2, 4, 5, 5, dtype=torch.int64), "expected floating-point numbers"),
+    ],
+)
+def test_bad_maps(x, message):
+    with pytest.raises(UserError, match=message):
+        DeformConv2d(4, 4, 3, padding=1)(x)

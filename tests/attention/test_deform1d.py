@@ -91,6 +91,9 @@ def test_gradients_and_points():
     ("build", "message"),
     [
         (lambda: DeformConv1d(4, kernel=2), "odd"),
+        (lambda: DeformConv1d(4, kernel=1.5), "kernel=1.5: expected a whole number"),
+        (lambda: DeformConv1d(0), "channels=0: expected a whole number of at least 1"),
+        (lambda: DeformConv1d(4)(torch.zeros(1, 0, 4)), r"\(1, 0, 4\) have no positions"),
         (lambda: DeformConv1d(4)(torch.zeros(2, 4)), r"\(N, T, 4\)"),
         (lambda: DeformConv1d(4)(torch.zeros(1, 2, 4), torch.ones(1, 2)), "mask must be bool"),
     ],

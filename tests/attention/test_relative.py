@@ -183,6 +183,7 @@ def test_it_compiles():
     ("build", "message"),
     [
         (lambda: RelativeAttention(12, heads=5), "does not divide 12"),
+        (lambda: RelativeAttention(12, heads=2.5), "heads=2.5: expected a whole number"),
         (lambda: RelativeAttention(12, heads=3, terms="0000"), "turn at least one on"),
         (lambda: RelativeAttention(12, heads=3, position_channels=5), "even number"),
         (lambda: RelativeAttention(12, heads=3, cross=True, causal=True), "cannot be causal"),

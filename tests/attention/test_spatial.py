@@ -436,9 +436,16 @@ def test_records_of_a_compiled_module():
         ({"terms": "0120"}, "expected four digits"),
         ({"terms": 110}, "in YAML with quotes"),
         ({"heads": 9}, "expected from 1 to the 8 channels"),
-        ({"heads": 0}, "expected from 1 to the 8 channels"),
-        ({"kv_stride": 0}, "expected at least 1"),
-        ({"spatial_range": -2}, "-1 for the whole map"),
+        ({"heads": 0}, "heads=0: expected a whole number of at least 1"),
+        ({"heads": 2.5}, "heads=2.5: expected a whole number"),
+        ({"heads": True}, "heads=True: expected a whole number"),
+        ({"kv_stride": 0}, "kv_stride=0: expected a whole number of at least 1"),
+        ({"kv_stride": 1.5}, "kv_stride=1.5: expected a whole number"),
+        ({"q_stride": 0}, "q_stride=0: expected"),
+        ({"spatial_range": -2}, "spatial_range=-2: expected a whole number of at least 0, or -1 for the whole map"),
+        ({"spatial_range": 1.5}, "spatial_range=1.5: expected a whole number"),
+        ({"position_magnitude": "x"}, "position_magnitude='x': expected a finite number"),
+        ({"position_magnitude": float("nan")}, "expected a finite number"),
         ({"spatial_range": 1, "kv_stride": 3}, "expected at least 2, or a smaller kv_stride"),
         ({"start": "papr"}, "did you mean 'paper'"),
     ],
@@ -455,9 +462,26 @@ def test_terms_that_yaml_reads_as_a_number():
         SpatialAttention(8, terms=72)
 
 
-def test_bad_maps():
-    with pytest.raises(UserError, match=r"expected maps \(N, 8, H, W\), got \(2, 4, 5, 5\)"):
-        SpatialAttention(8)(torch.rand(2, 4, 5, 5))
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.rand(2, 4, 5, 5), r"expected maps \(N, 8, H, W\), got \(2, 4, 5, 5\)"),
+        (torch.rand(2, 8, 0, 5), r"\(2, 8, 0, 5\) have no positions"),
+        (torch.ones(2, 8, 3, 5, dtype=torch.int64), r"expected floating-point numbers, got torch\.int64"),
+    ],
+)
+@pytest.mark.parametrize("terms", ["1111", "0010"])
+def test_bad_maps(x, message, terms):
+    with pytest.raises(UserError, match=message):
+        SpatialAttention(8, terms=terms)(x)
+
+
+@pytest.mark.parametrize("terms", ["1111", "0110", "0011", "0010", "0001"])
+def test_a_batch_of_nothing(terms):
+    module, x = make(terms=terms), maps()[:0].requires_grad_()
+    module(x).sum().backward()
+    assert x.grad.shape == x.shape
+    assert all(parameter.grad.eq(0).all() for parameter in module.parameters())
 
 
 def test_macs_of_saliency_do_not_grow_with_pairs():

@@ -30,6 +30,15 @@ def test_logits_of_every_pixel(size):
     assert list(small(auxiliary=False)(x)) == ["out"]
 
 
+def test_a_backbone_with_channels_last():
+    options = {"depths": (1, 1), "embed_dim": 8, "num_heads": (1, 1), "strict_img_size": False}
+    model = small("swin_tiny_patch4_window7_224", options=options)
+    logits = model(torch.randn(2, 3, 64, 96))
+    assert {name: tuple(values.shape) for name, values in logits.items()} == dict.fromkeys(
+        ("out", "aux"), (2, 5, 64, 96)
+    )
+
+
 def test_the_stages_are_dilated():
     model = small()
     assert model.backbone.feature_info.reduction() == [8, 8]

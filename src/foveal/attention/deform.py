@@ -11,6 +11,9 @@ second order, a plain form takes its place.
 
 Departures: the operator knows neither bfloat16 nor, on a CPU, float16, so in both it is computed in float32. With
 ``start="identity"`` modulation starts at one (twice a sigmoid), with ``paper`` at a half.
+
+ONNX has the operator since opset 19. PyTorch lets no module know the opset, so an earlier one cannot be refused here:
+the file is written, and onnxruntime does not load it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from foveal.attention.checks import check_maps, check_pair, check_whole
 from foveal.attention.insertion.registry import Kernel, Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import block_convolutions
 from foveal.compat import CONV_FORWARD, exporting
@@ -97,7 +101,8 @@ class DeformableKernel(Kernel):
     ) -> None:
         super().__init__()
         check_start(start)
-        if deform_groups < 1 or in_channels % deform_groups:
+        check_whole(deform_groups=deform_groups)
+        if in_channels % deform_groups:
             raise UserError(f"deform_groups={deform_groups} does not divide {in_channels} input channels")
         self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
         self.groups, self.deform_groups, self.modulated = groups, deform_groups, modulated
@@ -121,8 +126,7 @@ class DeformableKernel(Kernel):
             return "a 1×1 convolution has no taps to move"
         if layer.padding_mode != "zeros":
             return f"padding_mode={layer.padding_mode!r} is not supported, only zeros"
-        spans = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        if layer.padding == "same" and any(span % 2 for span in spans):
+        if _uneven(layer):
             return "its padding differs between the sides"
         return None
 
@@ -149,6 +153,7 @@ class DeformableKernel(Kernel):
 
     def convolve(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
         """The result that replaces ``conv(x)``."""
+        check_maps(x, conv.in_channels)
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         offset = self.offset(x)
         modulation = None
@@ -225,11 +230,17 @@ class DeformConv2d(nn.Conv2d):
         **options: Any,
     ) -> None:
         factory = {"device": device, "dtype": dtype}
+        check_whole(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        check_pair(kernel_size=kernel_size, stride=stride, dilation=dilation)
+        if not isinstance(padding, str):
+            check_pair(0, padding=padding)
+        if padding_mode != "zeros":
+            raise UserError(f"padding_mode={padding_mode!r} is not supported, only zeros")
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, **factory
         )
-        if padding_mode != "zeros":
-            raise UserError(f"padding_mode={padding_mode!r} is not supported, only zeros")
+        if _uneven(self):
+            raise UserError(f"kernel_size={kernel_size!r}: expected odd numbers with padding='same', or even dilation")
         self.deform = DeformableKernel.for_layer(self, start=start, **options).to(**factory)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -239,6 +250,12 @@ class DeformConv2d(nn.Conv2d):
 
 def _pair(values: tuple[int, ...]) -> tuple[int, int]:
     return values[0], values[1]
+
+
+def _uneven(conv: nn.Conv2d) -> bool:
+    """Whether ``padding="same"`` needs one pixel more on one side than on the other."""
+    spans = (d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))
+    return conv.padding == "same" and any(span % 2 for span in spans)
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.checks import check_sequences, check_whole
 from foveal.attention.deform import SamplingPoints
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
@@ -40,8 +41,9 @@ class DeformConv1d(Attends):
 
     def __init__(self, channels: int, *, kernel: int = 3, causal: bool = False) -> None:
         super().__init__()
-        if kernel < 1 or (kernel % 2 == 0 and not causal):
-            raise UserError(f"kernel={kernel}: expected {'at least one tap' if causal else 'an odd number'}")
+        check_whole(channels=channels, kernel=kernel)
+        if kernel % 2 == 0 and not causal:
+            raise UserError(f"kernel={kernel}: expected an odd number")
         self.channels, self.kernel, self.causal = channels, kernel, causal
         self.offset = nn.Linear(kernel * channels, kernel)
         self.weight = nn.Linear(kernel * channels, channels)
@@ -66,10 +68,9 @@ class DeformConv1d(Attends):
         Returns:
             (N, T, C).
         """
-        if x.ndim != 3 or x.shape[-1] != self.channels:
-            raise UserError(f"expected sequences (N, T, {self.channels}), got {tuple(x.shape)}")
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-            raise UserError(f"mask must be bool {tuple(x.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}")
+        check_sequences(x, self.channels, mask)
+        if x.shape[1] == 0:
+            raise UserError(f"sequences {tuple(x.shape)} have no positions: T must be at least 1")
         if mask is not None:
             x = x.masked_fill(~mask[..., None], 0)
         padded = F.pad(x, (0, 0, self.left, self.kernel - 1 - self.left))

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.checks import check_maps, check_sequences, check_whole
 from foveal.attention.deform1d import last_of
 from foveal.attention.insertion.registry import Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import InsideBlocks
@@ -52,6 +53,7 @@ class DynamicConv2d(InsideBlocks):
     def __init__(self, channels: int, *, kernel: int = 5, groups: int | None = None, start: Start = "identity") -> None:
         super().__init__()
         check_start(start)
+        check_whole(channels=channels)
         self.channels, self.kernel = channels, kernel
         self.groups = math.gcd(16, channels) if groups is None else groups
         _check(channels, kernel, self.groups, odd=True)
@@ -66,8 +68,7 @@ class DynamicConv2d(InsideBlocks):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend: (N, C, H, W) to (N, C, H, W)."""
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
+        check_maps(x, self.channels)
         values, margin = self.value(x), self.kernel // 2
         logits = self.weights(x).unflatten(1, (self.groups, -1))
         weights = logits.softmax(2, dtype=torch.promote_types(logits.dtype, torch.float32))
@@ -108,8 +109,8 @@ class DynamicConv1d(Attends):
     ) -> None:
         super().__init__()
         _check(channels, kernel, groups, odd=not causal)
-        if not 0 <= drop < 1:
-            raise UserError(f"drop={drop}: expected a probability from 0 to below 1")
+        if not (isinstance(drop, int | float) and 0 <= drop < 1):
+            raise UserError(f"drop={drop!r}: expected a probability from 0 to below 1")
         self.channels, self.kernel, self.groups, self.causal, self.drop = channels, kernel, groups, causal, drop
         self.value = nn.Linear(channels, 2 * channels)
         self.weights = nn.Linear(channels, groups * kernel, bias=False)
@@ -130,10 +131,7 @@ class DynamicConv1d(Attends):
         Returns:
             (N, T, C), zero at padding.
         """
-        if x.ndim != 3 or x.shape[-1] != self.channels:
-            raise UserError(f"expected sequences (N, T, {self.channels}), got {tuple(x.shape)}")
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != x.shape[:2]):
-            raise UserError(f"mask must be bool {tuple(x.shape[:2])}, got {mask.dtype} {tuple(mask.shape)}")
+        check_sequences(x, self.channels, mask)
         values = F.glu(self.value(x), -1)
         if mask is not None:
             values = values.masked_fill(~mask[..., None], 0)
@@ -175,7 +173,8 @@ class DynamicConv1d(Attends):
 
 def _check(channels: int, kernel: int, groups: int, *, odd: bool) -> None:
     """Raise for options that no dynamic convolution can have."""
-    if kernel < 1 or (odd and kernel % 2 == 0):
-        raise UserError(f"kernel={kernel}: expected {'an odd number' if odd else 'at least one tap'}")
-    if groups < 1 or channels % groups:
+    check_whole(channels=channels, kernel=kernel, groups=groups)
+    if odd and kernel % 2 == 0:
+        raise UserError(f"kernel={kernel}: expected an odd number")
+    if channels % groups:
         raise UserError(f"groups={groups} does not divide {channels} channels")

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.checks import check_sequences, check_whole
 from foveal.attention.records.record import Attends
 from foveal.attention.records.spatial_terms import SpatialTerms
 from foveal.attention.spatial import check_terms
@@ -65,10 +66,12 @@ class RelativeAttention(Attends):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if heads < 1 or channels % heads:
+        check_whole(channels=channels, heads=heads)
+        if channels % heads:
             raise UserError(f"heads={heads} does not divide {channels} channels")
         wide = channels if position_channels is None else position_channels
-        if wide < 2 or wide % 2:
+        check_whole(2, position_channels=wide)
+        if wide % 2:
             raise UserError(f"position_channels={wide}: expected an even number, for sines and cosines")
         if cross and causal:
             raise UserError("attention to another sequence cannot be causal")
@@ -113,8 +116,7 @@ class RelativeAttention(Attends):
         Returns:
             (B, T, C).
         """
-        if x.ndim != 3 or x.shape[-1] != self.channels:
-            raise UserError(f"expected sequences (N, T, {self.channels}), got {tuple(x.shape)}")
+        check_sequences(x, self.channels)
         if self.cross != (context is not None):
             raise UserError(f"cross={self.cross}: give a context to attention between two sequences, and to no other")
         source = x if context is None else context

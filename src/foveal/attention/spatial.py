@@ -13,6 +13,7 @@ Where ``heads`` does not divide the channels, heads are narrower together than t
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import nullcontext
 
@@ -20,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveal.attention.checks import check_maps, check_whole
 from foveal.attention.insertion.registry import Start, check_start, register_mechanism
 from foveal.attention.insertion.stages import InsideBlocks
 from foveal.attention.records.spatial_terms import SpatialTerms
@@ -77,12 +79,13 @@ class SpatialAttention(InsideBlocks):
         super().__init__()
         check_start(start)
         digits = check_terms(terms)
-        if not 1 <= heads <= channels:
+        check_whole(channels=channels, heads=heads, kv_stride=kv_stride, q_stride=q_stride)
+        if heads > channels:
             raise UserError(f"heads={heads}: expected from 1 to the {channels} channels")
-        if min(kv_stride, q_stride) < 1:
-            raise UserError(f"kv_stride={kv_stride}, q_stride={q_stride}: expected at least 1")
-        if spatial_range < -1:
-            raise UserError(f"spatial_range={spatial_range}: expected a number of pixels, or -1 for the whole map")
+        if spatial_range != -1:
+            check_whole(0, "or -1 for the whole map", spatial_range=spatial_range)
+        if not (isinstance(position_magnitude, int | float) and math.isfinite(position_magnitude)):
+            raise UserError(f"position_magnitude={position_magnitude!r}: expected a finite number")
         if 0 <= spatial_range < kv_stride - 1 and q_stride % kv_stride:
             raise UserError(
                 f"spatial_range={spatial_range} leaves some positions without any key at kv_stride={kv_stride}; "
@@ -121,8 +124,7 @@ class SpatialAttention(InsideBlocks):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend: (N, C, H, W) to (N, C, H, W)."""
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise UserError(f"expected maps (N, {self.channels}, H, W), got {tuple(x.shape)}")
+        check_maps(x, self.channels)
         maps = x.permute(0, 2, 3, 1)
         # A pooling of single pixels, because the gradient of a slice would be filled with zeros once for each axis.
         kept = x if self.kv_stride == 1 else F.avg_pool2d(x, 1, self.kv_stride)

@@ -71,6 +71,7 @@ class Segmenter(nn.Module):
             stride_first(self.backbone, backbone)
         if checkpoint is not None:
             self.load_backbone(checkpoint)
+        self.channels_last = getattr(self.backbone, "output_fmt", "NCHW") == "NHWC"  # as those of Swin
         inner, last = cast(Any, self.backbone).feature_info.channels()
         self.head = _head(last, width, num_classes, dropout)
         self.auxiliary = _head(inner, width, num_classes, dropout) if auxiliary else None
@@ -101,6 +102,8 @@ class Segmenter(nn.Module):
             ``out`` and, in training mode with an auxiliary head, ``aux``: float32 (N, K, H, W) each.
         """
         inner, last = self.backbone(images)
+        if self.channels_last:
+            inner, last = inner.permute(0, 3, 1, 2), last.permute(0, 3, 1, 2)
         size = images.shape[-2:]
         logits = {"out": _enlarged(self.head(last), size)}
         if self.training and self.auxiliary is not None:

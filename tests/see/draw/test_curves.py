@@ -127,3 +127,34 @@ def test_relation_recall_is_drawn_by_pairs_with_the_papers_paler():
     assert "other" not in figure
     assert "Pale lines" not in relation_recall(ours)
     assert relation_recall({"FAN": {}}, {"FAN": {1000: 0.5}}) == ""
+
+
+def axis_numbers(axis):
+    svg = chart("t", [Line("a", [axis.start, axis.end], [0, 1])], axis, Axis("y", 1, ticks=[]))
+    return re.findall(r'text-anchor="middle"[^>]*opacity="0.7"[^>]*>([^<]+)<', svg)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "numbers"),
+    [
+        (0, 100, ["0", "20", "40", "60", "80", "100"]),
+        (8.578, 13.89, ["10", "12"]),
+        (19, 33, ["20", "25", "30"]),
+        (-1.5, 1.5, ["-1", "0", "1"]),
+        (35.6981, 35.7019, ["35.699", "35.7", "35.701"]),
+    ],
+)
+def test_numbers_of_an_axis_are_round_and_differ(start, end, numbers):
+    assert axis_numbers(Axis("x", end, start=start)) == numbers
+
+
+def test_labels_stay_inside_and_do_not_overlap():
+    line = Line("front", [0, 3, 3.01, 9], [0, 5, 5, 9], labels=["at the left end", "first", "hidden", "last"])
+    figure = chart("t", [line], Axis("x", 10), Axis("y", 10))
+    texts = re.findall(r'x="([\d.]+)"[^>]*text-anchor="(\w+)"[^>]*font-size="11"[^>]*>([^<]+)<', figure)
+    assert [(anchor, text) for _, anchor, text in texts] == [
+        ("start", "at the left end"),
+        ("end", "first"),
+        ("end", "last"),
+    ]
+    assert all(LEFT <= float(left) <= RIGHT for left, _, _ in texts)

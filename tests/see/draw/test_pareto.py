@@ -33,10 +33,15 @@ def test_the_picture():
         Tradeoff("0010", "deformable", 0.6, 25),
     ]
     figure = pareto(points, value="mean IoU, %", cost="GFLOPs", note="The paper agrees.")
-    assert figure.count("<circle") == 3
     assert "none, plain (55.0 at 20); 0010, deformable (60.0 at 25)." in figure
-    assert "1111, plain (" not in figure
+    assert "1111, plain (" not in figure[figure.index("Nothing cheaper") :]
     assert figure.index("The paper agrees.") > figure.index("Nothing cheaper")
+    assert re.findall(r"<circle[^>]*><title>([^<]*)", figure) == [
+        "none, plain (55.0 at 20)",
+        "1111, plain (57.0 at 30)",
+        "0010, deformable (60.0 at 25)",
+    ]
+    assert [name for name in ("none", "1111", "0010") if f">{name}</text>" in figure] == ["none", "0010"]  # the front
     assert pareto([], value="a", cost="b") == ""
     assert pareto([Tradeoff("a", "", float("nan"), 1)], value="a", cost="b") == ""
 

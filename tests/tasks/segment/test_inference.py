@@ -57,6 +57,37 @@ def test_an_image_that_fits_the_window_is_predicted_whole():
     assert set(net.sizes) == {(7, 9)}
 
 
+class Pixelwise(nn.Module):
+    """Logits of each pixel from that pixel alone: no window can change them."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x):
+        return self.conv(x)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize(("window", "stride"), [((8, 12), 0.5), ((5, 7), 1.0), ((20, 3), 0.3), ((100, 6), 0.67)])
+@torch.no_grad()
+def test_windows_give_what_the_whole_image_does_where_pixels_are_independent(window, stride, flip):
+    net, x = Pixelwise(), torch.randn(2, 3, 20, 31)
+    windows = segment(net, x, SegmentMeasure(window=window, stride=stride, flip=flip))
+    torch.testing.assert_close(windows.softmax(1), net(x).softmax(1))
+
+
+@pytest.mark.parametrize("window", [(7, 9), (7, 100), (100, 9)])
+@torch.no_grad()
+def test_a_window_as_large_as_the_image_is_the_whole_image(window):
+    net, x = Net(), torch.randn(2, 3, 7, 9)
+    for flip in (False, True):
+        whole, windowed = (segment(net, x, SegmentMeasure(window=w, flip=flip)) for w in (None, window))
+        torch.testing.assert_close(windowed, whole, rtol=0, atol=0)
+    assert set(net.sizes) == {(7, 9)}
+
+
 @torch.no_grad()
 def test_mirrored_images_give_mirrored_answers():
     net, x, options = Net(), torch.randn(1, 3, 10, 14), SegmentMeasure(flip=True)

@@ -8,11 +8,13 @@ from PIL import Image
 from torch import nn
 
 from foveal.attention import AttentionRecord, DeformConv2d, SpatialAttention
+from foveal.attention.records.placement import map_size
 from foveal.attention.records.record import Attends
 from foveal.errors import UserError
+from foveal.models.segmenter import Segmenter
 from foveal.recipe import load
 from foveal.tasks.prediction import Trained
-from foveal.tasks.segment.prediction import attention_of, map_size, predict, run_lengths
+from foveal.tasks.segment.prediction import attention_from_positions, attention_of, predict, run_lengths
 
 ABOUT = {
     "answers": ["dark", "bright"],
@@ -31,6 +33,14 @@ class Everywhere(Attends):
         keys = x[:, :, ::2, ::2].flatten(2).mT
         self.note((queries @ keys.mT / 10).softmax(2)[:, None].repeat(1, 2, 1, 1))
         return x
+
+
+class Windows(nn.Module):
+    """Attention within windows of two pixels, by PyTorch's own function."""
+
+    def forward(self, x):
+        tokens = x.reshape(-1, 1, 2, 3)
+        return nn.functional.scaled_dot_product_attention(tokens, tokens, tokens).reshape(x.shape)
 
 
 class Net(nn.Module):
@@ -135,7 +145,29 @@ def test_the_row_of_a_position():
         attention = attention_of(record, position, (40, 64))
         assert attention.shape == (3, 4)
         assert int(attention.argmax()) == (row * 8 + column) % 12
-    assert attention_of(AttentionRecord("site", "pairwise", torch.zeros(1, 7, 7), True), (0, 0), (40, 64)) is None
+    windows = AttentionRecord("site", "pairwise", torch.zeros(6, 2, 40, 40), True)
+    assert attention_of(windows, (0, 0), (40, 64)) is None
+    padded = AttentionRecord("site", "pairwise", torch.zeros(1, 2, 49, 49), True)  # one window of 7×7
+    assert attention_of(padded, (0, 0), (64, 96)) is None
+
+
+def test_a_transformer_attends_from_its_patches():
+    """timm's ViT knows nothing of foveal; it has a class token before 3×4 patches."""
+    options = {"dynamic_img_size": True, "depth": 2, "embed_dim": 12, "num_heads": 2}
+    model = Segmenter("vit_tiny_patch16_224", num_classes=2, width=4, options=options).eval()
+    seen = attention_from_positions(model, torch.rand(1, 3, 48, 64))
+    assert {tuple(record.shape) for record in seen.values()} == {(1, 2, 13, 13)}
+    record = seen["backbone.model.blocks.1.attn"]
+    attention = attention_of(record, (0.9, 0.4), (48, 64))  # row 1, column 3
+    torch.testing.assert_close(attention, record.values[0, :, 1 + 4 + 3, 1:].mean(0).view(3, 4))
+
+
+def test_attention_that_has_no_map(run, photo):
+    """Attention within windows is seen and not drawn: the remark says which."""
+    net = run()
+    net.model.attend = Windows()
+    remark = predict([net], [photo], "60,5", None, None).remark
+    assert "that of attend, 20 × 1 × 2 × 2, is not between positions of the whole image" in remark
 
 
 @pytest.mark.parametrize("size", [(40, 64), (37, 53), (176, 235), (5, 500)])

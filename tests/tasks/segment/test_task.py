@@ -145,12 +145,13 @@ def test_the_report_of_a_table_has_the_papers_conclusions(run, tmp_path):
         shutil.copytree(run.out, out)
         result = json.loads((out / "result.json").read_text())
         place = {"table": "spatial/atlas", "row": f"r{number}", "column": "deformable", "place": [number, 1]}
-        result |= {"title": f"r{number}", "cell": place}
+        result |= {"title": f"r{number} · deformable", "cell": place}
         result["metrics"]["peak_memory"] = 100.0 + number
         (out / "result.json").write_text(json.dumps(result))
     report(tmp_path, tmp_path / "report.html")
     page = read((tmp_path / "report.html").read_text(encoding="utf-8")).text
     assert "MiB in training" in page
+    assert "Nothing cheaper is better than r0, deformable (" in page  # the column is not said twice
     for sentence in conclusions("spatial/atlas"):
         assert sentence in page
 

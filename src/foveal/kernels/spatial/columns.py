@@ -231,7 +231,7 @@ class _Columns(torch.autograd.Function):
         ctx.save_for_backward(*kept)
         ctx.sizes, ctx.each, ctx.d, ctx.compares = (size[:2], size[2:]), each, d, key is not None
         ctx.dtypes = [None if t is None else t.dtype for t in (key_bias, position_bias, across)]
-        q, k, v = (t.view(batch, -1, heads, t.shape[-1]).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (t.flatten(1, 2).transpose(1, 2) for t in (q, k, v))
         return q, k, v
 
     @staticmethod

@@ -33,6 +33,9 @@ class Line:
         slot: colour and dash, see :func:`slots`; -1 for the colour of the text.
         dots: mark the points.
         faint: thinner and paler than the others.
+        joined: draw the line; without it the points are dots alone.
+        tips: what each point says when the pointer is on it.
+        labels: what stands above each point, on its left where there is room; those that would overlap are left out.
     """
 
     name: str
@@ -41,6 +44,9 @@ class Line:
     slot: int = 0
     dots: bool = False
     faint: bool = False
+    joined: bool = True
+    tips: Sequence[str] = ()
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -103,13 +109,13 @@ def chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, note: str = ""
     """
     svg = element("svg", viewbox=f"0 0 {WIDTH} {HEIGHT}", role="img", font_size=12, fill="currentColor")
     svg.set("aria-label", title)
-    for value in _ticks(x):
-        svg.append(_number(value, x, _x(value, x), BOTTOM + 18, "middle"))
-    for value in _ticks(y):
-        height = _y(value, y)
-        opacity = 0.5 if value == y.start else 0.13
-        svg.append(element("path", d=f"M{LEFT} {height:.1f}H{RIGHT}", stroke="currentColor", opacity=opacity))
-        svg.append(_number(value, y, LEFT - 7, height + 4, "end"))
+    for value, text in _numbers(x):
+        svg.append(_number(text, _x(value, x), BOTTOM + 18, "middle"))
+    for value, text in _numbers(y):
+        if value != y.start:
+            svg.append(_across(_y(value, y), 0.13))
+        svg.append(_number(text, LEFT - 7, _y(value, y) + 4, "end"))
+    svg.append(_across(BOTTOM, 0.5))
     svg.append(element("text", x.label, x=(LEFT + RIGHT) / 2, y=HEIGHT - 8, text_anchor="middle"))
     upright = f"translate(11 {(TOP + BOTTOM) / 2}) rotate(-90)"
     svg.append(element("text", y.label, transform=upright, text_anchor="middle"))
@@ -122,8 +128,18 @@ def chart(title: str, lines: Sequence[Line], x: Axis, y: Axis, *, note: str = ""
     return markup(figure)
 
 
-def _number(value: float, axis: Axis, left: float, top: float, anchor: str) -> Element:
-    text = f"{100 * value:.4g}" if axis.percent else f"{value:.4g}"
+def _across(height: float, opacity: float) -> Element:
+    return element("path", d=f"M{LEFT} {height:.1f}H{RIGHT}", stroke="currentColor", opacity=opacity)
+
+
+def _numbers(axis: Axis) -> list[tuple[float, str]]:
+    """Values with the text beside them, with as many digits as it takes to tell them apart."""
+    ticks, scale = _ticks(axis), 100 if axis.percent else 1
+    texts = [[f"{scale * value:.{digits}g}" for value in ticks] for digits in range(4, 10)]
+    return list(zip(ticks, next((t for t in texts if len(set(t)) == len(ticks)), texts[0]), strict=True))
+
+
+def _number(text: str, left: float, top: float, anchor: str) -> Element:
     return element("text", text, x=f"{left:.1f}", y=f"{top:.1f}", text_anchor=anchor, opacity=0.7)
 
 
@@ -131,6 +147,10 @@ def _ticks(axis: Axis) -> Sequence[float]:
     if axis.ticks is not None:
         return axis.ticks
     span = axis.end - axis.start
+    if axis.start and span > 0:  # multiples of a round step
+        step = next(s for n in range(5, 0, -1) if _leading(s := nice(span / n)) in (1, 2, 2.5, 5))
+        first, last = math.ceil(axis.start / step - 1e-9), math.floor(axis.end / step + 1e-9)
+        return [round(i * step, 12) for i in range(first, last + 1)]
     count = next((n for n in (5, 4, 3) if _leading(span / n) in (1, 2, 2.5, 5)), 4)
     return [axis.start + span * i / count for i in range(count + 1)]
 
@@ -150,6 +170,8 @@ def _y(value: float, axis: Axis) -> float:
 
 
 def _line(line: Line, x: Axis, y: Axis) -> list[Element]:
+    if not line.joined:
+        return [_dots(line, x, y)]
     keep = max(1, math.ceil(len(line.x) / MOST_POINTS))
     points = list(zip(line.x, line.y, strict=True))
     points = [point for i, point in enumerate(points) if i % keep == 0 or i == len(points) - 1]
@@ -167,6 +189,33 @@ def _line(line: Line, x: Axis, y: Axis) -> list[Element]:
     drawn = [element("path", element("title", line.name), d=path, **_style(line))]
     if line.dots or len(dots) == 1:
         drawn.append(element("g", *dots, style=f"fill:{colour(line.slot)}"))
+    return drawn + _labels(line, x, y)
+
+
+def _dots(line: Line, x: Axis, y: Axis) -> Element:
+    dots = element("g", style=f"fill:{colour(line.slot)}")
+    for place, value, tip in zip(line.x, line.y, line.tips or [line.name] * len(line.x), strict=True):
+        if value is not None and finite(value):
+            dots.append(
+                element("circle", element("title", tip), cx=f"{_x(place, x):.1f}", cy=f"{_y(value, y):.1f}", r=4)
+            )
+    return dots
+
+
+def _labels(line: Line, x: Axis, y: Axis) -> list[Element]:
+    drawn: list[Element] = []
+    boxes: list[tuple[float, float, float]] = []  # left, right and foot of the labels
+    for label, place, value in zip(line.labels, line.x, line.y, strict=False):
+        if value is None or not finite(value):
+            continue
+        width, middle, foot = 6.5 * len(label), _x(place, x), _y(value, y) - 6
+        beside = middle - 5 - width >= LEFT  # room on the left
+        left = middle - 5 - width if beside else middle + 5
+        if any(left < end and start < left + width and abs(foot - other) < 12 for start, end, other in boxes):
+            continue
+        boxes.append((left, left + width, foot))
+        place_of_text = {"x": f"{middle - 5 if beside else left:.1f}", "y": f"{foot:.1f}"}
+        drawn.append(element("text", label, **place_of_text, text_anchor="end" if beside else "start", font_size=11))
     return drawn
 
 
@@ -185,5 +234,7 @@ def _legend(lines: Sequence[Line]) -> list[Element]:
 
 
 def _swatch(line: Line) -> Element:
-    path = element("path", d="M1 4H27", **_style(line))
-    return element("svg", path, viewbox="0 0 28 8", width=28, height=8, aria_hidden="true")
+    sample = element("path", d="M1 4H27", **_style(line))
+    if not line.joined:
+        sample = element("circle", cx=14, cy=4, r=4, style=f"fill:{colour(line.slot)}")
+    return element("svg", sample, viewbox="0 0 28 8", width=28, height=8, aria_hidden="true")

@@ -73,7 +73,7 @@ def pareto(
     colours: Mapping[str, int] | None = None,
     note: str = "",
 ) -> str:
-    """Draw values against costs, with a line along the front; below it stand the models on the front.
+    """Draw values against costs, with a line along the front; the models on it are named in the picture and below it.
 
     Args:
         points: the models.
@@ -93,22 +93,23 @@ def pareto(
     points = [point for point in points if finite(point.value) and finite(point.cost)]
     if not points:
         return ""
+
+    def described(point: Tradeoff) -> str:
+        return f"{_name(point)} ({(100 if percent else 1) * point.value:.1f} at {point.cost:.4g})"
+
     groups = list(dict.fromkeys(point.group for point in points))
     slot, lines = colours or slots(groups), []
     for group in groups:
         members = [point for point in points if point.group == group]
-        x = [point.cost for point in members for _ in range(2)]
-        y = [number for point in members for number in (point.value, None)]  # a gap after each: no line between them
-        lines.append(Line(group, x, y, slot[group], dots=True))
+        tips = [described(point) for point in members]
+        lines.append(Line(group, *_places(members), slot=slot[group], joined=False, tips=tips))
     best = front(points)
-    lines.append(Line("front", [point.cost for point in best], [point.value for point in best], -1, faint=True))
+    lines.append(Line("front", *_places(best), slot=-1, faint=True, labels=[point.name for point in best]))
     lowest, highest, margin = _ends([point.value for point in points])
     cheapest, dearest, beside = _ends([point.cost for point in points])
     apart = cheapest < dearest / 2  # costs that are close together need the whole width
     across = Axis(cost, nice(dearest)) if apart else Axis(cost, dearest + beside, start=cheapest - beside)
-    scale = 100 if percent else 1
-    named = [f"{_name(point)} ({scale * point.value:.1f} at {point.cost:.4g})" for point in best]
-    text = f"Nothing cheaper is better than {'; '.join(named)}."
+    text = f"Nothing cheaper is better than {'; '.join(map(described, best))}."
     return chart(
         f"{value} against {cost}",
         lines,
@@ -122,6 +123,10 @@ def _ends(numbers: Sequence[float]) -> tuple[float, float, float]:
     """The least, the greatest, and the margin beyond them."""
     lowest, highest = min(numbers), max(numbers)
     return lowest, highest, 0.1 * (highest - lowest) or 0.05 * abs(highest) or 1.0
+
+
+def _places(points: Sequence[Tradeoff]) -> tuple[list[float], list[float]]:
+    return [point.cost for point in points], [point.value for point in points]
 
 
 def _name(point: Tradeoff) -> str:

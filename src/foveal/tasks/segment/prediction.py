@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +14,8 @@ from PIL import Image, ImageDraw
 from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from foveal.attention import Attends, AttentionRecord, watch
-from foveal.attention.records.placement import map_size
+from foveal.attention import AttentionRecord, watch
+from foveal.attention.records.placement import token_map
 from foveal.data.images.masked import resized_to
 from foveal.data.images.reading import read_image
 from foveal.errors import UserError
@@ -40,6 +41,7 @@ def predict(
     query = None if at is None else _query(at, photo)
     labels, lines, data = {}, {}, {}
     panels: dict[str, Image.Image] = {}
+    undrawn: AttentionRecord | None = None
     for title, run in zip(titles(runs), runs, strict=True):
         looked = look(run, photo, short, window, query is not None)
         classes = labels[title] = looked.classes
@@ -50,11 +52,12 @@ def predict(
         data[title] = {"shares": dict(named), "runs": run_lengths(classes)}
         if query is not None:
             panels |= _attention(title if len(runs) > 1 else "", photo, looked, query)
+            undrawn = next(reversed(looked.seen.values()), undrawn)
     picture = segmentation(photo, labels, about["answers"], about["palette"], panels=panels)
     return Prediction(
         picture=picture,
         lines=lines,
-        remark=_remark(query, panels),
+        remark=_remark(query, panels, undrawn),
         data={"image": inputs[0], "size": list(photo.shape[1:]), "classes": about["answers"], "models": data},
         stem=f"{Path(inputs[0]).stem}-segmented",
     )
@@ -93,14 +96,19 @@ def look(run: Trained, photo: Tensor, short: int | None, window: int | None, wat
 
 
 def attention_from_positions(model: nn.Module, images: Tensor) -> dict[str, AttentionRecord]:
-    """The attention between positions and the sampling points of a forward pass, by layer; none if there are none."""
-    kinds = ("pairwise", "points")
-    sites = [name for name, module in model.named_modules() if isinstance(module, Attends) and module.kind in kinds]
-    if not sites:
+    """The attention between positions and the sampling points of a forward pass, by layer; none if there are none.
+
+    Attention is foveal's, or that of a transformer in the model.
+    """
+    try:
+        records = watch(model)
+    except UserError:  # no module that could attend
         return {}
-    with watch(model, sites) as records:
-        model(images)
-    return dict(records)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "nothing to watch")
+        with records:
+            model(images)
+    return {site: record for site, record in records.items() if record.kind in ("pairwise", "points")}
 
 
 def run_lengths(classes: Tensor) -> list[list[int]]:
@@ -171,16 +179,29 @@ def attention_of(record: AttentionRecord, query: tuple[float, float], size: Sequ
     """The map (h, w) that a position looks at, the mean over heads; None if the record is of no map of the image.
 
     Args:
-        record: pairwise attention of one image between the positions of its maps.
+        record: pairwise attention of one image between the positions of its maps, or of a transformer between its
+            patches and perhaps other tokens before them.
         query: column and row, as fractions of the image's sides.
         size: height and width of the image that the model saw.
     """
-    queries, keys = (map_size(count, size) for count in record.shape[-2:])
-    if queries is None or keys is None:
+    queries, keys = (_tokens(count, size) for count in record.shape[-2:])
+    if queries is None or keys is None or record.shape[0] > 1 or len(record.shape) > 4:  # windows are many samples
         return None
-    column, row = (min(int(part * side), side - 1) for part, side in zip(query, queries[::-1], strict=True))
-    rows = record.rows([row * queries[1] + column])[0]
-    return rows.float().reshape(-1, *keys).mean(0)
+    (before, (height, width)), (others, shape) = queries, keys  # such as a class token before those of the map
+    column, row = (min(int(part * side), side - 1) for part, side in zip(query, (width, height), strict=True))
+    rows = record.rows([before + row * width + column])[0]
+    return rows.float()[..., others:].reshape(-1, *shape).mean(0)
+
+
+def _tokens(count: int, size: Sequence[int]) -> tuple[int, tuple[int, int]] | None:
+    """As :func:`~foveal.attention.records.placement.token_map`; with tokens before the map, only of whole patches.
+
+    Otherwise nearly every number, such as that of a padded window, could be some map and a few tokens.
+    """
+    tokens = token_map(count, size)
+    if tokens is not None and tokens[0] and any(side % cells for side, cells in zip(size, tokens[1], strict=True)):
+        return None
+    return tokens
 
 
 def _marked(picture: Image.Image, query: tuple[float, float]) -> Image.Image:
@@ -194,9 +215,14 @@ def _marked(picture: Image.Image, query: tuple[float, float]) -> Image.Image:
     return picture
 
 
-def _remark(query: tuple[float, float] | None, panels: dict[str, Any]) -> str:
+def _remark(query: tuple[float, float] | None, panels: dict[str, Any], undrawn: AttentionRecord | None) -> str:
     if query is None or panels:
         return ""
+    if undrawn is not None:
+        return (
+            f"No attention is shown: that of {undrawn.site}, {' × '.join(map(str, undrawn.shape))}, is not between "
+            "positions of the whole image, as in a transformer that attends within windows."
+        )
     return (
         "No attention is shown: --at needs a model with attention between positions, such as one trained with "
         "model.insert={mechanism: spatial}."

@@ -62,7 +62,7 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
         (lambda group: [1e3 * s for s in group.values("step_seconds")], "milliseconds of a training step"),
     ):
         points = [
-            Tradeoff(group.name, _column(group), statistics.fmean(values), statistics.median(costs))
+            Tradeoff(_row(group), _column(group), statistics.fmean(values), statistics.median(costs))
             for group in groups
             if (values := group.numbers("mean_iou")) and (costs := costs_of(group))
         ]
@@ -72,7 +72,7 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
         return []
     tables = dict.fromkeys(filter(None, (_cell(group).get("table") for group in groups)))
     found = [sentence for table in tables for sentence in conclusions(table)]
-    beside = Markup("<p>What the paper concludes:</p><ul>{}</ul>").format(
+    beside = Markup("<h4>What the paper concludes from its own experiments</h4><ul>{}</ul>").format(
         Markup("").join(Markup("<li>{}</li>").format(sentence) for sentence in found)
     )
     return [Section("What it costs", charts(figures) + (beside if found else Markup("")))]
@@ -81,6 +81,11 @@ def _costs(groups: Sequence[Group]) -> list[Section]:
 def _cell(group: Group) -> dict[str, str]:
     """The place of a model in a table."""
     return (group.finished[0].result.get("cell") if group.finished else None) or {}
+
+
+def _row(group: Group) -> str:
+    """The name of a model without that of its column, which is told by colour."""
+    return group.name.removesuffix(f" · {_column(group)}")
 
 
 def _column(group: Group) -> str:
