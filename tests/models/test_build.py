@@ -21,7 +21,7 @@ CIFAR = {"name": "cifar_resnet20", "depth": 8, "width": 4}
     ("section", "sites"),
     [
         ({"name": "resnet18", "insert": "aw"}, 16),  # of timm; the convolutions of the shortcuts are 1×1
-        ({"name": "squeezenet1_0", "insert": ["se"]}, 25),  # of torchvision
+        ({"name": "squeezenet1_0", "insert": ["se"]}, 16),  # of torchvision; both halves of a block's output
         ({"name": "cifar_resnet20", "depth": 8, "insert": [{"mechanism": "aw", "at": "layer3.*.conv*"}, "cbam"]}, 5),
         ({"name": "resnet18"}, 0),
         ({"name": "resnet18", "insert": []}, 0),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from foveal.attention.records.dot_product import DotProduct
 from foveal.attention.records.record import LazyValues
@@ -35,8 +35,10 @@ def of_scaled_dot_product(
     (..., heads, N_q, N_k) for four and more dimensions, (B, N_q, N_k) for three, (1, N_q, N_k) for two.
     """
     causal = 0 if is_causal else None
-    if isinstance(attn_mask, CausalBias):
-        causal = 0 if attn_mask.variant == CausalVariant.UPPER_LEFT else key.shape[-2] - query.shape[-2]
+    bias = sys.modules.get("torch.nn.attention.bias")  # its import takes seconds; who made such a mask imported it
+    if bias is not None and isinstance(attn_mask, bias.CausalBias):
+        upper_left = attn_mask.variant == bias.CausalVariant.UPPER_LEFT
+        causal = 0 if upper_left else key.shape[-2] - query.shape[-2]
         attn_mask = None
     if query.ndim == 2:
         query, key = query[None], key[None]
