@@ -94,7 +94,7 @@ def _reason_against(model: nn.Module, family: str, name: str, *, at_ends: bool, 
     if TOKENS.fullmatch(family) or only_stem:
         return (
             f"works on tokens, and {name!r} serves 2-D feature maps (N, C, H, W), which it does "
-            "not have between its blocks; foveal.watch shows its own attention, at= chooses layers all the same"
+            "not have between its blocks; foveal.cam shows where it looks, foveal.watch any attention it has; at= chooses layers"
         )
     unfused = any(matches(layer, UNFUSED.get(family, "")) for layer in layers)
     if unfused and (inside or family not in FUSED_ENDS):
