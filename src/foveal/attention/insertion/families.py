@@ -93,8 +93,8 @@ def _reason_against(model: nn.Module, family: str, name: str, *, at_ends: bool, 
     only_stem = hybrid and not any(re.search(r"(stages|blocks|layer)\w*\.\d", layer) for layer in layers if _cut(layer))
     if TOKENS.fullmatch(family) or only_stem:
         return (
-            f"works on tokens, and {name!r} serves 2-D feature maps (N, C, H, W), which it does "
-            "not have between its blocks; foveal.cam shows where it looks, foveal.watch any attention it has; at= chooses layers"
+            f"works on tokens, and {name!r} serves 2-D feature maps (N, C, H, W), which it does not have between its "
+            "blocks; foveal.cam shows where it looks, foveal.watch any attention it has; at= chooses layers"
         )
     unfused = any(matches(layer, UNFUSED.get(family, "")) for layer in layers)
     if unfused and (inside or family not in FUSED_ENDS):
