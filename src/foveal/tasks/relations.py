@@ -96,8 +96,8 @@ class RelationMetrics(nn.Module):
 def _add_mass(results: Results, info: MetricInfo, mass: CenterMass) -> None:
     """Add a center-mass and of how many images it is: of those whose regions show two related objects."""
     value = mass.compute()
-    counted, images = mass.counted
-    results.add(info, value, note=f"regions show two related objects in {counted} of {images} images")
+    measured, images = mass.counted
+    results.add(info, value, note=f"regions show two related objects in {measured} of {images} images")
 
 
 def counted(target: Mapping[str, Tensor]) -> dict[str, Tensor]:

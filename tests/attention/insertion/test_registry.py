@@ -241,4 +241,4 @@ def test_unknown_names():
 
 def test_a_reduction_larger_than_the_layer_is_told():
     with pytest.warns(UserWarning, match="reduction=1000000000 is more than the 64 channels: the bottleneck has 1"):
-        registry.bottleneck(64, 10**9)
+        assert registry.bottleneck(64, 10**9) == 1

@@ -27,6 +27,8 @@ WHOLE: dict[Callable[..., Any], Callable[..., Product]] = {
     F.multi_head_attention_forward: of_multi_head,
 }
 """Functions that are attention as a whole."""
+STARTS = WHOLE.keys() | SOFTMAXES
+"""Functions that attention begins with."""
 
 
 def may_call(module: nn.Module) -> bool:
@@ -112,16 +114,16 @@ class AttentionCalls(TorchFunctionMode):
     ) -> Any:
         """Run ``func``, and note what it computes."""
         kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
         result = func(*args, **kwargs)
+        if not (func in STARTS or self._softmaxes) or torch.compiler.is_compiling():  # most calls: be quick
+            return result
         # A backward pass runs checkpointed modules again: they have been recorded.
         if self._running and self._running[-1].site is not None and not backward_running():
             self._look(self._running[-1].site, func, args, kwargs, result)
         return result
 
     def _look(self, site: str, func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-        if func in WHOLE or func in SOFTMAXES:
+        if func in STARTS:
             tensor = args[0] if args else next(iter(kwargs.values()))
             if tensor.is_nested or not has_storage(tensor):
                 self.reasons[site] = "it is computed with nested tensors, or inside a transform of torch.func"

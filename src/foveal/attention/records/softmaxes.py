@@ -36,6 +36,10 @@ class Softmaxes:
     def __init__(self) -> None:
         self._weights: dict[int, tuple[weakref.ref[Tensor], Weights]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there are such tensors now."""
+        return bool(self._weights)
+
     def see(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
     ) -> Product | str | None:
@@ -45,7 +49,7 @@ class Softmaxes:
         """
         if func in SOFTMAXES:
             return self._begin(result, *args, **kwargs)
-        if not self._weights:
+        if not self:
             return None
         if func in PRODUCTS:
             left, right = (*args, *kwargs.values())[:2]
