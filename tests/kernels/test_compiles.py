@@ -189,8 +189,10 @@ def test_branch_of_aw(compiled, blend, batch, dtype):
     of = branch.Branch((3, 3), blend, *norms, dtype)
     x = channels_last(torch.zeros(4, 64, 8, 8, dtype=dtype))
     multiplier, kept = branch_launch.forward(x, branch.Parameters(*parameters, amount), of)
-    branch_launch.backward(multiplier, x, blend, branch.Parameters(*parameters, amount), kept, of)
+    _, cells = branch_launch.backward(multiplier, branch.Parameters(*parameters, amount), kept, of, x.shape)
+    branch_launch.pool_grad(cells, x, (3, 3))
     assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.aw.{'branch' if batch else 'eval'}_kernels"))
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.aw.branch_gradient_kernels"))
 
 
 @pytest.mark.parametrize(("size", "last", "dtype"), [(4, False, SINGLE), (70, True, HALF), (70, False, HALF)])

@@ -30,7 +30,9 @@ def _small_tiles(monkeypatch):
     monkeypatch.setattr(weight_grad, "WITHIN_TILES", ((32, 16, 32, 4, 1),))
     monkeypatch.setattr(weight_grad.WeightGradients, "forms", lambda self: ["within"])
     monkeypatch.setattr(branch_launch, "POSITIONS", 16)
-    monkeypatch.setattr(branch_launch, "ROWS", 16)
+    monkeypatch.setattr(branch_launch, "ROWS", 32)
+    monkeypatch.setattr(branch_launch, "FEW_ROWS", 32)
+    monkeypatch.setattr(branch_launch, "LARGE", 12)  # some of the maps
     monkeypatch.setattr(branch_launch, "EVAL_COLUMNS", 16)
     branch_launch.tiles.cache_clear()
 

@@ -4,7 +4,7 @@
 
 or A alone without the residual, or 1 + amount·(multiplier − 1) for a start at the identity. In plain PyTorch these are
 some twenty operators forward and twice as many backward on tiny tensors: a GPU waits for Python. Here they are two
-launches forward, one in eval mode, and five backward. The plain form, :func:`plain_multiplier`, is the reference and
+launches forward, one in eval mode, and three backward, four with the input's gradient. The plain form, :func:`plain_multiplier`, is the reference and
 gives second derivatives.
 """
 
@@ -238,8 +238,12 @@ def _backward(g: Tensor, kept: Tensor, *rest: Any) -> tuple[Tensor | None, Tenso
     from foveal.kernels.aw import branch_launch
 
     parameters, (branch, shape, dtype, of_input) = Parameters(*rest[:7]), rest[7:]
-    dx = empty_last(shape, g, dtype) if of_input else None
-    return dx, branch_launch.backward(g, dx, False, parameters, kept, branch)
+    gradients, cells = branch_launch.backward(g, parameters, kept, branch, shape if of_input else None)
+    if cells is None:
+        return None, gradients
+    dx = empty_last(shape, g, dtype)
+    branch_launch.pool_grad(cells, dx, branch.size)
+    return dx, gradients
 
 
 def _plain_branch(x: Tensor, *rest: Any) -> Tensor:

@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from foveal.kernels.aw import branch_kernels, eval_kernels
+from foveal.kernels.aw import branch_gradient_kernels, branch_kernels, eval_kernels
 from foveal.kernels.aw.branch import Branch, Parameters, gradient_sizes, kept_sizes
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
 from foveal.kernels.parts import parts
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
+from foveal.kernels.tape import empty
 
 POSITIONS = 64  # of a map that a program of the pooling reads at a time; of a large one, twice as many
-ROWS = 128  # that a program of the norms reads at a time
+LARGE = 512  # positions of a map; of larger ones, each row of cells has a program of its own
+ROWS = 256  # that a program of the norms reads at a time
+FEW_ROWS = 64  # that a program of the gradient does, where nothing is summed over all rows
+SUMMED = 1024  # numbers of ∂W2 that a program adds up
 EVAL_COLUMNS = 64  # output channels that a program does at a time in eval mode
 
 
 class Tiles(NamedTuple):
-    """Sides of tiles: cells, hidden channels, rows, output columns, input channels of the pooling, parts of a sum."""
+    """Sides of tiles: hidden channels, rows, fewer rows, output columns, input channels of the pooling."""
 
-    cells: int
     hidden: int
     rows: int
+    few: int
     columns: int
     channels: int
-    parts: int
 
 
 @functools.cache
-def tiles(c1: int, hidden: int, c2: int, cells: int) -> Tiles:
+def tiles(c1: int, hidden: int) -> Tiles:
     """Tiles for a shape; a product needs sides of at least 16."""
-    wide, columns = max(16, triton.next_power_of_2(hidden)), 16
-    channels = min(64, max(16, triton.next_power_of_2(c1)))
-    parts = triton.next_power_of_2(ceil_div(c2, columns))
-    rows = ROWS if wide <= 32 else ROWS // 4
-    return Tiles(max(16, triton.next_power_of_2(cells)), wide, rows, columns, channels, parts)
+    wide = max(16, triton.next_power_of_2(hidden))
+    shrink = max(1, wide // 32)  # so that a tile stays in registers
+    return Tiles(
+        wide, max(16, ROWS // shrink), max(16, FEW_ROWS // shrink), 16, min(64, max(16, triton.next_power_of_2(c1)))
+    )
+
+
+def cells_of(h: int, w: int, size: tuple[int, int]) -> tuple[bool, int]:
+    """Whether each row of cells of an h×w map has a program of its own, and the side of a program's tile of cells."""
+    band = h * w > LARGE and size[0] > 1
+    return band, max(16, triton.next_power_of_2(size[1] if band else size[0] * size[1]))
 
 
 @on_its_device
@@ -48,85 +58,102 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
     (n, c1, height, width), (h, w) = x.shape, branch.size
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = w1.shape[0], w2.shape[0], n * h * w
-    tile = tiles(c1, hidden, c2, h * w)
+    tile, (band, cells) = tiles(c1, hidden), cells_of(height, width, branch.size)
     kept, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     at_once = POSITIONS if height * width < 1024 else 2 * POSITIONS
-    side = tile.cells, at_once, tile.channels, tile.hidden
+    grid, side = (n, h if band else 1), (cells, at_once, tile.channels, tile.hidden)
     multiplier = empty_last((n, c2, h, w), x, branch.dtype)
     one, two = branch.norm1, branch.norm2
     if not (one.batch or two.batch):
         launch(
             eval_kernels.squeeze_and_attend,
-            (n,),
+            grid,
             (channels_last(x), w1, rows, z1, gamma1, beta1, one.mean, one.var, w2, gamma2, beta2, two.mean, two.var,
              amount, multiplier, stats1, stats2),
-            (height, width, c1, hidden, c2, one.eps, two.eps, h, w, precision, branch.residual, *side, EVAL_COLUMNS),
+            (height, width, c1, hidden, c2, one.eps, two.eps, h, w, band, precision, branch.residual, *side,
+             EVAL_COLUMNS),
             num_warps=4,
         )  # fmt: skip
         return multiplier, kept
-    sizes = height, width, c1, hidden, h, w, precision, *side
-    launch(branch_kernels.squeeze, (n,), (channels_last(x), w1, rows, z1), sizes, num_warps=4)
+    _, (moments,) = parts((grid[0] * grid[1] * 2 * hidden,), x.device)
+    sizes = height, width, c1, hidden, h, w, band, precision, *side
+    launch(branch_kernels.squeeze, grid, (channels_last(x), w1, rows, z1, moments), sizes, num_warps=4)
     launch(
         branch_kernels.attend,
-        (ceil_div(c2, tile.columns),),
-        (z1, gamma1, beta1, one.mean, one.var, one.tracked, w2, gamma2, beta2, two.mean, two.var, two.tracked, amount,
-         multiplier, stats1, stats2),
-        (m, hidden, c2, one.eps, one.momentum, two.eps, two.momentum, one.batch, two.batch, branch.residual,
-         tile.rows, tile.hidden, tile.columns),
-        num_warps=4, num_stages=2,
+        (ceil_div(c2, tile.columns), ceil_div(m, tile.rows)),
+        (z1, moments, gamma1, beta1, one.mean, one.var, one.tracked, w2, gamma2, beta2, two.mean, two.var, two.tracked,
+         amount, multiplier, stats1, stats2),
+        (m, hidden, c2, grid[0] * grid[1], one.eps, one.momentum, two.eps, two.momentum, one.batch, two.batch,
+         branch.residual, tile.rows, tile.hidden, tile.columns),
+        num_warps=8, num_stages=2,
     )  # fmt: skip
     return multiplier, kept
 
 
 @on_its_device
-def backward(g: Tensor, dx: Tensor | None, add: bool, parameters: Parameters, kept: Tensor, branch: Branch) -> Tensor:
-    """Gradients of the parameters in one buffer, from that of the multiplier; that of the input goes to ``dx``.
+def backward(
+    g: Tensor, parameters: Parameters, kept: Tensor, branch: Branch, shape: Sequence[int] | None
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the parameters in one buffer, and what the positions of each cell get, from ∂multiplier.
 
     Args:
         g: (N, C2, h, w), or parts of a sum, contiguous (parts, N, h, w, C2).
-        dx: (N, C1, H, W), channels last, or None if nobody needs it.
-        add: whether to add to ``dx`` or to overwrite it.
         parameters: of the branch.
         kept: what :func:`forward` returned.
         branch: see :class:`~foveal.kernels.aw.branch.Branch`.
+        shape: of the input (N, C1, H, W), or None if nobody needs its gradient: then there are no cells.
+
+    Returns:
+        The buffer, and (N·h·w, C1) float32.
     """
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     (hidden, c1, _, _), c2, (h, w) = w1.shape, w2.shape[0], branch.size
     whole, n = g.ndim == 4, g.shape[-4]
-    m, many = n * h * w, 1 if whole else g.shape[0]
-    tile = tiles(c1, hidden, c2, h * w)
-    programs = ceil_div(c2, tile.columns)
+    m, many, tile = n * h * w, 1 if whole else g.shape[0], tiles(c1, hidden)
+    wide, few, half = 2 * tile.columns, tile.few, max(16, tile.few // 2)
+    deep = 2 * few if tile.hidden == 16 else few
+    grid = ceil_div(c2, wide), ceil_div(m, few)
+    row_tiles, dw2_parts, blend = ceil_div(m, half), ceil_div(m, deep), grid[0] * grid[1]
     _, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), kept)
-    _, (dz2, dz1, sums) = parts((m * c2, m * hidden, programs), g.device)
+    sizes = m * c2, m * c2, grid[1] * 2 * c2, m * hidden, row_tiles * 2 * hidden, dw2_parts * c2 * hidden, blend
+    _, (dy2, unit2, sums2, dy1, sums1, of_w2, blends) = parts(sizes, g.device)
     gradients, (dw1, dgamma1, dbeta1, dw2, dgamma2, dbeta2, damount) = parts(gradient_sizes(c1, hidden, c2), g.device)
-    with_amount = (None, None) if amount is None else (sums, damount)
+    cells = None if shape is None else empty((m, c1), torch.float32, g.device)
+    with_amount = (None, None) if amount is None else (blends, damount)
     launch(
-        branch_kernels.attend_grad,
-        (programs,),
-        (channels_last(g) if whole else g, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2, dz2, dw2,
-         dgamma2, dbeta2, with_amount[0]),
-        (m, hidden, c2, many, branch.norm2.batch, branch.residual, tile.rows, tile.hidden, tile.columns),
+        branch_gradient_kernels.attend_grad,
+        grid,
+        (channels_last(g) if whole else g, z1, gamma1, beta1, w2, gamma2, beta2, amount, stats1, stats2, dy2, unit2,
+         sums2, with_amount[0]),
+        (m, hidden, c2, many, branch.residual, few, tile.hidden, wide),
+        num_warps=4,
+    )  # fmt: skip
+    launch(
+        branch_gradient_kernels.excite_grad,
+        (row_tiles + grid[0] * dw2_parts,),
+        (dy2, unit2, sums2, z1, gamma1, beta1, stats1, w2, gamma2, stats2, dy1, sums1, of_w2, dgamma2, dbeta2),
+        (m, hidden, c2, grid[1], row_tiles, grid[0], branch.norm2.batch, half, deep, tile.hidden, wide, 64, 32),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    sizes: tuple[int, ...] = m, hidden, c2, c2, 1, 64, tile.hidden, 64
-    launch(branch_kernels.product, (ceil_div(m, 64), 1), (dz2, w2, dz1), sizes, num_warps=4)  # ∂A1
+    height, width = (1, 1) if shape is None else shape[2:]
+    across, down = ceil_div(c1, 32), 0 if shape is None else ceil_div(m, few)
     launch(
-        branch_kernels.squeeze_grad,
-        (ceil_div(hidden, 16),),
-        (dz1, z1, gamma1, beta1, stats1, dgamma1, dbeta1, *with_amount),
-        (m, hidden, programs, branch.norm1.batch, ROWS, 16, tile.parts),
+        branch_gradient_kernels.squeeze_grad,
+        (across * (1 + down) + ceil_div(c2 * hidden, SUMMED),),
+        (dy1, sums1, z1, rows, gamma1, stats1, w1, dw1, dgamma1, dbeta1, cells, of_w2, dw2, *with_amount),
+        (m, hidden, c1, c2, row_tiles, dw2_parts, blend, height, width, across, down, branch.norm1.batch, h, w, few,
+         deep, tile.hidden, 32, 32, SUMMED),
         num_warps=4, num_stages=2,
     )  # fmt: skip
-    sizes = hidden, c1, m, 1, hidden, tile.hidden, 32, 64
-    launch(branch_kernels.product, (1, ceil_div(c1, 32)), (dz1, rows, dw1), sizes, num_warps=4)  # ∂W1
-    if dx is not None:
-        height, width = dx.shape[2:]
-        launch(
-            branch_kernels.pool_grad,
-            (n, ceil_div(height * width, POSITIONS), ceil_div(c1, tile.channels)),
-            (dz1, w1, dx),
-            (height, width, c1, hidden, add, h, w, tile.cells, POSITIONS, tile.channels, tile.hidden),
-            num_warps=4,
-        )
-    return gradients
+    return gradients, cells
+
+
+@on_its_device
+def pool_grad(cells: Tensor, dx: Tensor, size: tuple[int, int]) -> None:
+    """Gradient of the input through the pooled cells alone, to ``dx`` (N, C1, H, W), channels last."""
+    n, c1, height, width = dx.shape
+    channels = tiles(c1, 1).channels
+    grid = n, ceil_div(height * width, POSITIONS), ceil_div(c1, channels)
+    sizes = height, width, c1, *size, POSITIONS, channels
+    launch(branch_gradient_kernels.pool_grad, grid, (cells, dx), sizes, num_warps=4)

@@ -75,19 +75,23 @@ class Plan:
         run(self.forward_key, lambda: self.map_tiles(g.oh, g.ow), start)
         return out
 
-    def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor) -> Tensor:
-        """∂I (N, C, H, W) from ∂O (N, C, H', W'), weight (C, 1, h, w) and multiplier (N, C, h, w)."""
+    def input_grad(self, gradient: Tensor, weight: Tensor, s: Tensor, cells: Tensor | None = None) -> Tensor:
+        """∂I (N, C, H, W) from ∂O (N, C, H', W'), weight (C, 1, h, w) and multiplier (N, C, h, w).
+
+        To it is added what the branch gives each position of a pooled cell, ``cells`` (N·h·w, C), float32.
+        """
         g, kernels, dx = self.geometry, self.sample_kernels(weight, s), empty_last(self.in_shape, gradient)
 
         def start(tile: Launch) -> None:
-            prepared = self.prepared.get(("input", tile))
+            kind = "input", tile, cells is None
+            prepared = self.prepared.get(kind)
             if prepared is None:
                 _, th, tw = tile.box
                 rest = *self.sizes, g.c1, *g.shape, th, tw, tile.columns
                 grid = tile.tiles(g.n, *self.sides), ceil_div(g.c1, tile.columns), g.stride**2
-                prepared = Prepared(depthwise_kernels.input_grad, grid, (None,) * 3, rest, tile.triton_options)
-                self.prepared["input", tile] = prepared
-            prepared(gradient, kernels, dx)
+                prepared = Prepared(depthwise_kernels.input_grad, grid, (None,) * 4, rest, tile.triton_options)
+                self.prepared[kind] = prepared
+            prepared(gradient, kernels, cells, dx)
 
         run(self.input_key, lambda: self.map_tiles(*self.sides), start)
         return dx

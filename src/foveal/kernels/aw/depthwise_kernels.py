@@ -13,6 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from foveal.kernels.aw.branch_gradient_kernels import _add_cells
 from foveal.kernels.aw.triton_kernels import SIZES, _box, _rows
 
 
@@ -53,11 +54,14 @@ def forward(
 
 @triton.jit(do_not_specialize=SIZES)
 def input_grad(
-    g, k, dx, H, W, OH, OW, C,
+    g, k, cells, dx, H, W, OH, OW, C,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """∂I of a tile of one of the S×S interleaved images; only every S-th kernel position contributes to each."""
+    """∂I of a tile of one of the S×S interleaved images; only every S-th kernel position contributes to each.
+
+    To it is added what the branch gives to the positions of its ``cells`` (N·KH·KW, C), if not None.
+    """
     a, e = tl.program_id(2) // S, tl.program_id(2) % S
     n0, y0, x0 = _box(tl.cdiv(H, S), tl.cdiv(W, S), 1, TH, TW)
     n, y, z = _rows(n0, y0, x0, 1, TH, TW)
@@ -73,6 +77,8 @@ def input_grad(
             ox = (z + PX + (2 * KW * S - kx) * DX) // S - 2 * KW * DX
             gradient = _load(g, n, oy, ox, c, OH, OW, C, inside & (kx + tl.zeros_like(z) < KW))
             total += gradient * _kernel(k, n0, ky * KW + tl.minimum(kx, KW - 1), c, C, KH * KW)
+    if cells is not None:
+        total = _add_cells(total, cells, n0, y, z, c, C, H, W, C, KH, KW)
     to = dx + (((n * H + y) * W + z) * C)[:, None] + c[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=inside[:, None] & (c < C)[None, :])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.aw.branch_kernels import EXACT, _multiplier, _relu, _squeeze
+from foveal.kernels.aw.branch_kernels import EXACT, _multiplier, _own_cells, _relu, _squeeze
 
 
 @triton.jit
@@ -26,12 +26,13 @@ def _running(mean, var, eps, stats, k, K, first):
 def squeeze_and_attend(
     x, w1, rows, z1, gamma1, beta1, mean1, var1, w2, gamma2, beta2, mean2, var2, amount, multiplier, stats1, stats2,
     H, W, C, HIDDEN, C2, eps1, eps2,
-    KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, RESIDUAL: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr, RESIDUAL: tl.constexpr,
     T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BC2: tl.constexpr,
 ):  # fmt: skip
-    """What ``squeeze`` and ``attend`` of :mod:`foveal.kernels.aw.branch_kernels` compute, one sample a program."""
-    hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, PRECISION, T, BP, BC, BH)
-    n, t, k, first = tl.program_id(0), tl.arange(0, T), tl.arange(0, BH), tl.program_id(0) == 0
+    """What ``squeeze`` and ``attend`` of :mod:`foveal.kernels.aw.branch_kernels` compute, of a sample or a row of its cells."""
+    hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
+    t, own = _own_cells(KH, KW, BAND, T)
+    n, k, first = tl.program_id(0), tl.arange(0, BH), (tl.program_id(0) == 0) & (tl.program_id(1) == 0)
     in_k = k < HIDDEN
     mean, inverse = _running(mean1, var1, eps1, stats1, k, HIDDEN, first)
     scale = inverse * tl.load(gamma1 + k, mask=in_k, other=0.0)
@@ -46,4 +47,4 @@ def squeeze_and_attend(
         y = (z2 - center[None, :]) * scale2[None, :] + tl.load(beta2 + c, mask=in_c, other=0.0)[None, :]
         at = (n * KH * KW + t)[:, None] * C2 + c[None, :]
         value = _multiplier(y, amount, RESIDUAL).to(multiplier.dtype.element_ty)
-        tl.store(multiplier + at, value, mask=(t < KH * KW)[:, None] & in_c[None, :])
+        tl.store(multiplier + at, value, mask=own[:, None] & in_c[None, :])

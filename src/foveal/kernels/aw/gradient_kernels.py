@@ -7,6 +7,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from foveal.kernels.aw.branch_gradient_kernels import _add_cells
+from foveal.kernels.aw.branch_kernels import _inside
 from foveal.kernels.aw.triton_kernels import (
     CHANNELS,
     SIZES,
@@ -22,12 +24,15 @@ from foveal.kernels.aw.triton_kernels import (
 
 @triton.jit(do_not_specialize=SIZES + CHANNELS)
 def input_grad(
-    g, w, s, dx, N, H, W, OH, OW, C1, C2, G1, G2, UNIT: tl.constexpr, MASK: tl.constexpr,
+    g, w, s, cells, dx, N, H, W, OH, OW, C1, C2, G1, G2, UNIT: tl.constexpr, MASK: tl.constexpr,
     S: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, PRECISION: tl.constexpr, HOPPER: tl.constexpr,
     NB: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """∂I, from the gradient scaled in registers; MASK: channels of the next super-group are read, too."""
+    """∂I, from the gradient scaled in registers, and what the branch gives to the positions of its cells.
+
+    MASK: channels of the next super-group are read, too. ``cells`` (N·KH·KW, C1) or None.
+    """
     # Only every S-th kernel position contributes to each of the S×S interleaved images.
     BM: tl.constexpr = NB * TH * TW
     C1, C2, G1, G2 = _channels(C1, C2, G1, G2, UNIT)
@@ -58,6 +63,14 @@ def input_grad(
         _finish(HOPPER)
         j, c = tl.where(c + BK < G2, j, j + 1), tl.where(c + BK < G2, c + BK, 0)
     y, z = y * S + a, z * S + e
+    if cells is not None:
+        if NB == 1:
+            total = _add_cells(total, cells, n0, y, z, c1, last, H, W, C1, KH, KW)
+        else:
+            there = (n < N)[:, None] & (c1 < last)[None, :]
+            for t in range(KH * KW):
+                if _inside(t, y0 * S + a, x0 * S + e, H, W, KH, KW):  # one position, of many samples
+                    total += tl.load(cells + (n * KH * KW + t)[:, None] * C1 + c1[None, :], mask=there, other=0.0)
     there = (n < N) & (y < H) & (z < W)
     to = dx + (((n * H + y) * W + z) * C1)[:, None] + c1[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=there[:, None] & (c1 < last)[None, :])

@@ -98,15 +98,19 @@ class Plan:
 
     # Backward ---------------------------------------------------------------------------------------------------------
 
-    def input_grad(self, gradient: Tensor, kernel: Tensor, s: Tensor) -> Tensor:
-        """∂I (N, C1, H, W) from ∂O (N, C2, H', W'), the packed kernel and the multiplier (N, C2, h, w)."""
+    def input_grad(self, gradient: Tensor, kernel: Tensor, s: Tensor, cells: Tensor | None = None) -> Tensor:
+        """∂I (N, C1, H, W) from ∂O (N, C2, H', W'), the packed kernel and the multiplier (N, C2, h, w).
+
+        To it is added what the branch gives each position of a pooled cell, ``cells`` (N·h·w, C1), float32.
+        """
         dx = empty_last(self.in_shape, gradient)
 
         def launch(tile: Launch) -> None:
-            prepared = self.prepared.get(("input", tile))
+            kind = "input", tile, cells is None
+            prepared = self.prepared.get(kind)
             if prepared is None:
-                prepared = self.prepared["input", tile] = self._prepare_input_grad(tile)
-            prepared(gradient, kernel, s, dx)
+                prepared = self.prepared[kind] = self._prepare_input_grad(tile)
+            prepared(gradient, kernel, s, cells, dx)
 
         run(self.input_key, self.input_tiles, launch)
         return dx
@@ -118,8 +122,8 @@ class Plan:
             contiguous((g.n, g.oh, g.ow, g.c2), [nb, th, tw, tile.depth]),
             contiguous((g.c2, g.taps, g1), [tile.depth, 1, tile.columns]),
             contiguous((g.n, g.taps, g.c2), [nb, 1, tile.depth]),
-            None,
-        )
+            None, None,
+        )  # fmt: skip
         rest = (
             g.n, g.h, g.w, g.oh, g.ow, *g.units, g2 < g.c2 and g2 % tile.depth > 0, *g.shape, g.precision, self.hopper,
             nb, th, tw, tile.columns, tile.depth,

@@ -117,11 +117,12 @@ def _backward(
     dtypes = weight.dtype, None  # not rounded in between; the branch adds up what the multiplier's consists of
     shape = launch.plan(x, weight, *conv.for_launch)
     packed = weight if kernel is None else kernel
-    dx, dw, ds = launch.gradients(shape, g, x, packed, multiplier, [of_input, True], dtypes)
-    if not of_branch:
-        return dx, dw, None
-    assert ds is not None
-    return dx, dw, branch_launch.backward(ds, dx, True, parameters, kept, branch)
+    s = channels_last(multiplier)
+    dw, ds = shape.weights(g, x, packed, s, dtypes)
+    gradients = cells = None
+    if of_branch:
+        gradients, cells = branch_launch.backward(ds, parameters, kept, branch, x.shape if of_input else None)
+    return shape.input_grad(g, packed, s, cells) if of_input else None, dw, gradients
 
 
 class _Site(torch.autograd.Function):
