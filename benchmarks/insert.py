@@ -217,10 +217,8 @@ def jobs_of(
         if parts:
             status.update(f"measuring {', '.join([str(plain), *(case.mechanism for case in cases[1:])])}")
         items = [asdict(case) for case in cases]
-        if first:
-            yield from (Job(words, [item], [part]) for part in parts for item in items)
-        elif parts:
-            yield Job(words, items, parts)
+        for part in parts:  # compiled separately, and so in processes of their own
+            yield from (Job(words, of, [part]) for of in ([[item] for item in items] if first else [items]))
 
 
 def reports(jobs: Iterator[Job], options: argparse.Namespace, until: float, first: bool) -> Iterator[Report]:

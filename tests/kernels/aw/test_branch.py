@@ -289,3 +289,25 @@ def test_what_is_recorded_belongs_to_one_layout_of_the_weight():
         torch.cat([weight] * 2, 1)[:, :8],
     )
     assert len({site._key("", x, layout, parameters, of, conv) for layout in layouts}) == 4
+
+
+@pytest.mark.skipif(device == "cpu", reason="real sizes take too long in the interpreter")
+@pytest.mark.parametrize(("n", "channels", "side"), [(32, 64, 56), (64, 128, 28), (128, 512, 7), (16, 1024, 9)])
+@pytest.mark.parametrize("training", [True, False])
+def test_real_sizes(n, channels, side, training, monkeypatch):
+    """The tiles that are used, against float64."""
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    layer = make(channels=(channels, channels), padding=1, reduction=16, start="identity").train(training)
+    x = torch.randn(n, channels, side, side, device=device).to(memory_format=torch.channels_last).relu()
+    parameters, of = layer.attention._branch(x, x.dtype)
+    leaves = [x, *parameters]
+    g = torch.randn(n, channels, 3, 3, device=device)
+    results = []
+    for kind, function in ((torch.float32, branch.branch_multiplier), (torch.float64, branch.plain_multiplier)):
+        inputs = [leaf.detach().to(kind).requires_grad_() for leaf in leaves]
+        norms = [norm._replace(mean=norm.mean.to(kind), var=norm.var.to(kind)) for norm in (of.norm1, of.norm2)]
+        out = function(inputs[0], branch.Parameters(*inputs[1:]), branch.Branch(of.size, of.residual, *norms, kind))
+        results.append([out, *torch.autograd.grad(out, inputs, g.to(kind))])
+    for actual, expected in zip(*results, strict=True):
+        assert float((actual - expected).norm() / expected.norm()) < 1e-4

@@ -83,7 +83,7 @@ def test_a_tile_should_not_be_larger_than_the_map_nor_leave_the_gpu_idle():
 def test_more_work_takes_longer():
     shape, tile = geometry(64, 64, 28), Launch((1, 8, 8), 64, 64, 4, 3)
     base = cycles(Work(1000, 64, 64, 576, 64), tile, shape)
-    for more in (Work(2000, 64, 64, 576, 64), Work(1000, 64, 64, 1152, 64), Work(1000, 64, 64, 576, 64, scaled=640)):
+    for more in (Work(2000, 64, 64, 576, 64), Work(1000, 64, 64, 1152, 64), Work(1000, 64, 64, 576, 64, finishes=100)):
         assert cycles(more, tile, shape) > base
 
 

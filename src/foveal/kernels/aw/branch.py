@@ -77,8 +77,17 @@ class Branch:
 
 
 def kept_sizes(m: int, c1: int, hidden: int, c2: int) -> tuple[int, ...]:
-    """What a branch keeps for its gradient: A0 (M, C1), z1 (M, hidden), mean and inverse deviation of both norms."""
-    return m * c1, m * hidden, 2 * hidden, 2 * c2
+    """What a branch keeps for its gradient: A0 (M, C1), z1 (M, hidden or more), means and inverse deviations."""
+    return m * c1, m * hidden_side(hidden), 2 * hidden, 2 * c2
+
+
+def hidden_side(hidden: int) -> int:
+    """Length of a row of hidden channels: a power of two, and at least 16, as products on tensor cores need it.
+
+    >>> hidden_side(6), hidden_side(32), hidden_side(33)
+    (16, 32, 64)
+    """
+    return max(16, 1 << (int(hidden) - 1).bit_length())
 
 
 def gradient_sizes(c1: int, hidden: int, c2: int) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.aw.branch_kernels import EXACT, _area, _hidden, _inside, _rows_of, _sigmoid
+from foveal.kernels.aw.branch_kernels import EXACT, STAGES, _area, _hidden, _hidden_rows, _inside, _rows_of, _sigmoid
+from foveal.kernels.aw.triton_kernels import _finish
 
 
 @triton.jit
@@ -69,7 +70,7 @@ def attend_grad(
     kernel = tl.load(w2 + c[None, :] * HIDDEN + k[:, None], mask=in_k[:, None] & in_c[None, :], other=0.0)
     center, inverse = tl.load(stats2 + c, mask=in_c, other=0.0), tl.load(stats2 + C2 + c, mask=in_c, other=0.0)
     gamma, shift = tl.load(gamma2 + c, mask=in_c, other=0.0), tl.load(beta2 + c, mask=in_c, other=0.0)
-    z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
+    z2 = tl.dot(_hidden(z1, m, M, mean, scale, beta, BH), kernel, input_precision=EXACT)
     unit = (z2 - center[None, :]) * inverse[None, :]
     value = _sigmoid(unit * gamma[None, :] + shift[None, :])
     g = _sum_of_parts(gradient, m, c, M, C2, PARTS, BM, BC)  # zero outside
@@ -101,21 +102,22 @@ def _second_norm_grad(
 @triton.jit
 def _hidden_grad(
     dy2, unit2, sums, z1, gamma1, beta1, stats1, w2, gamma2, stats2, dy1, sums1, tile, M, HIDDEN, C2, PARTS,
-    BATCH2: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    BATCH2: tl.constexpr, HOPPER: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """The gradient after the first norm of BM rows, through the ReLU, and its sums."""
     m, k = tile * BM + tl.arange(0, BM), tl.arange(0, BH)
     mean, scale, beta = _first_norm(gamma1, beta1, stats1, k, HIDDEN)
     total = tl.zeros((BM, BH), tl.float32)
-    for start in range(0, C2, BC):
+    for start in tl.range(0, C2, BC, num_stages=STAGES):
         c = start + tl.arange(0, BC)
         dz = _second_norm_grad(dy2, unit2, gamma2, stats2, sums, m, c, M, C2, PARTS, BATCH2, BL)
         total = tl.dot(dz, _rows_of(w2, c, k, C2, HIDDEN), total, input_precision=EXACT)
-    distance = _rows_of(z1, m, k, M, HIDDEN) - mean[None, :]
+        _finish(HOPPER)
+    distance = _hidden_rows(z1, m, M, BH) - mean[None, :]
     dy = tl.where((distance * scale[None, :] + beta[None, :] > 0) & (m < M)[:, None], total, 0.0)
     unit = distance * tl.load(stats1 + HIDDEN + k, mask=k < HIDDEN, other=0.0)[None, :]
-    tl.store(dy1 + m[:, None] * HIDDEN + k[None, :], dy, mask=(m < M)[:, None] & (k < HIDDEN)[None, :])
-    _store_two_sums(sums1, tile, dy, unit, k, HIDDEN)
+    tl.store(dy1 + m[:, None] * BH + k[None, :], dy, mask=(m < M)[:, None])
+    _store_two_sums(sums1, tile, dy, unit, k, BH)
 
 
 @triton.jit
@@ -127,7 +129,7 @@ def _excite_weight_grad(
     m, c, k = part * BM + tl.arange(0, BM), across * BC + tl.arange(0, BC), tl.arange(0, BH)
     mean, scale, beta = _first_norm(gamma1, beta1, stats1, k, HIDDEN)
     dz = _second_norm_grad(dy2, unit2, gamma2, stats2, sums, m, c, M, C2, PARTS, BATCH2, BL)
-    hidden = _hidden(z1, m, k, M, HIDDEN, mean, scale, beta)
+    hidden = _hidden(z1, m, M, mean, scale, beta, BH)
     of_kernel = tl.dot(tl.trans(dz), hidden, input_precision=EXACT)
     to = dw2 + ((part * C2 + c) * HIDDEN)[:, None] + k[None, :]
     tl.store(to, of_kernel, mask=(c < C2)[:, None] & (k < HIDDEN)[None, :])
@@ -141,20 +143,20 @@ def _excite_weight_grad(
 def excite_grad(
     dy2, unit2, sums, z1, gamma1, beta1, stats1, w2, gamma2, stats2, dy1, sums1, dw2, dgamma2, dbeta2,
     M, HIDDEN, C2, PARTS, TILES, ACROSS,
-    BATCH2: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr,
-    BL: tl.constexpr,
+    BATCH2: tl.constexpr, HOPPER: tl.constexpr,
+    BR: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BW: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """From what :func:`attend_grad` kept: the gradient after the first norm, with its sums, and ∂W2, ∂γ2, ∂β2.
 
-    The first TILES programs do BR rows each: ``dy1`` (M, HIDDEN), through the ReLU, and ``sums1`` (TILES, 2, HIDDEN) as
-    above. The others do BC columns of BM rows of the gradients of parameters, with ACROSS tiles of columns; ``dw2`` are
+    The first TILES programs do BR rows each: ``dy1`` (M, BH), through the ReLU, and ``sums1`` (TILES, 2, BH) as above.
+    The others do BC columns of BM rows of the gradients of parameters, with ACROSS tiles of columns; ``dw2`` are
     parts (row tiles, C2, HIDDEN).
     """
     pid = tl.program_id(0)
     if pid < TILES:
         _hidden_grad(
             dy2, unit2, sums, z1, gamma1, beta1, stats1, w2, gamma2, stats2, dy1, sums1, pid, M, HIDDEN, C2, PARTS,
-            BATCH2, BR, BH, BW, BL,
+            BATCH2, HOPPER, BR, BH, BW, BL,
         )  # fmt: skip
     else:
         _excite_weight_grad(
@@ -173,22 +175,23 @@ def _sum_flat(parts, out, i, SIZE, PARTS):
 
 
 @triton.jit
-def _first_norm_sums(sums1, gamma1, stats1, k, HIDDEN, TILES, BL: tl.constexpr):
+def _first_norm_sums(sums1, gamma1, stats1, HIDDEN, TILES, BH: tl.constexpr, BL: tl.constexpr):
     """Mean, inverse deviation and scale of the first norm, and the sums for its gradient."""
+    k = tl.arange(0, BH)
     own = k < HIDDEN
     mean, inverse = tl.load(stats1 + k, mask=own, other=0.0), tl.load(stats1 + HIDDEN + k, mask=own, other=0.0)
-    of_beta, of_gamma = _two_sums(sums1, k, HIDDEN, TILES, BL)
+    of_beta, of_gamma = _two_sums(sums1, k, BH, TILES, BL)
     return mean, inverse, inverse * tl.load(gamma1 + k, mask=own, other=0.0), of_beta, of_gamma
 
 
 @triton.jit
 def _first_norm_grad(
-    dy1, z1, m, k, M, HIDDEN, mean, inverse, scale, of_beta, of_gamma, BATCH1: tl.constexpr
+    dy1, z1, m, M, mean, inverse, scale, of_beta, of_gamma, BATCH1: tl.constexpr, BH: tl.constexpr
 ):  # fmt: skip
     """∂z1 of rows m, zero outside."""
-    dz = _rows_of(dy1, m, k, M, HIDDEN)
+    dz = _hidden_rows(dy1, m, M, BH)
     if BATCH1:
-        unit = (_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * inverse[None, :]
+        unit = (_hidden_rows(z1, m, M, BH) - mean[None, :]) * inverse[None, :]
         dz = dz - (of_beta[None, :] + unit * of_gamma[None, :]) / M
     return tl.where((m < M)[:, None], dz * scale[None, :], 0.0)
 
@@ -196,16 +199,17 @@ def _first_norm_grad(
 @triton.jit
 def _squeeze_weight_grad(
     dy1, sums1, z1, rows, gamma1, stats1, dw1, across, M, HIDDEN, C1, TILES,
-    BATCH1: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    BATCH1: tl.constexpr, HOPPER: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """BC columns of ∂W1."""
     k, c = tl.arange(0, BH), across * BC + tl.arange(0, BC)
-    mean, inverse, scale, of_beta, of_gamma = _first_norm_sums(sums1, gamma1, stats1, k, HIDDEN, TILES, BL)
+    mean, inverse, scale, of_beta, of_gamma = _first_norm_sums(sums1, gamma1, stats1, HIDDEN, TILES, BH, BL)
     of_kernel = tl.zeros((BH, BC), tl.float32)
-    for start in range(0, M, BM):
+    for start in tl.range(0, M, BM, num_stages=STAGES):
         m = start + tl.arange(0, BM)
-        dz = _first_norm_grad(dy1, z1, m, k, M, HIDDEN, mean, inverse, scale, of_beta, of_gamma, BATCH1)
+        dz = _first_norm_grad(dy1, z1, m, M, mean, inverse, scale, of_beta, of_gamma, BATCH1, BH)
         of_kernel = tl.dot(tl.trans(dz), _rows_of(rows, m, c, M, C1), of_kernel, input_precision=EXACT)
+        _finish(HOPPER)
     tl.store(dw1 + k[:, None] * C1 + c[None, :], of_kernel, mask=(k < HIDDEN)[:, None] & (c < C1)[None, :])
 
 
@@ -217,8 +221,8 @@ def _cells_grad(
 ):  # fmt: skip
     """What each position of a cell gets: BM cells and BC channels."""
     m, k, c = down * BM + tl.arange(0, BM), tl.arange(0, BH), across * BC + tl.arange(0, BC)
-    mean, inverse, scale, of_beta, of_gamma = _first_norm_sums(sums1, gamma1, stats1, k, HIDDEN, TILES, BL)
-    dz = _first_norm_grad(dy1, z1, m, k, M, HIDDEN, mean, inverse, scale, of_beta, of_gamma, BATCH1)
+    mean, inverse, scale, of_beta, of_gamma = _first_norm_sums(sums1, gamma1, stats1, HIDDEN, TILES, BH, BL)
+    dz = _first_norm_grad(dy1, z1, m, M, mean, inverse, scale, of_beta, of_gamma, BATCH1, BH)
     da = tl.dot(dz, _rows_of(w1, k, c, HIDDEN, C1), input_precision=EXACT)
     da = da / _area(m % (KH * KW), H, W, KH, KW)[:, None]
     tl.store(cells + m[:, None] * C1 + c[None, :], da, mask=(m < M)[:, None] & (c < C1)[None, :])
@@ -228,7 +232,7 @@ def _cells_grad(
 def squeeze_grad(
     dy1, sums1, z1, rows, gamma1, stats1, w1, dw1, dgamma1, dbeta1, cells, parts, dw2, blends, damount,
     M, HIDDEN, C1, C2, TILES, PARTS, BLENDS, H, W, ACROSS, DOWN,
-    BATCH1: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    BATCH1: tl.constexpr, HOPPER: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     BR: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, BF: tl.constexpr,
 ):  # fmt: skip
     """From the gradient after the first norm: ∂W1, ∂γ1, ∂β1, what each position of a cell gets; and sums of parts.
@@ -240,19 +244,20 @@ def squeeze_grad(
     pid = tl.program_id(0)
     if pid < ACROSS:
         _squeeze_weight_grad(
-            dy1, sums1, z1, rows, gamma1, stats1, dw1, pid, M, HIDDEN, C1, TILES, BATCH1, BM, BH, BC, BL
+            dy1, sums1, z1, rows, gamma1, stats1, dw1, pid, M, HIDDEN, C1, TILES, BATCH1, HOPPER, BM, BH, BC, BL
         )  # fmt: skip
     elif pid < ACROSS * (1 + DOWN):
-        _cells_grad(
-            dy1, sums1, z1, gamma1, stats1, w1, cells, pid // ACROSS - 1, pid % ACROSS, M, HIDDEN, C1, TILES, H, W,
-            BATCH1, KH, KW, BR, BH, BC, BL,
-        )  # fmt: skip
+        if cells is not None:
+            _cells_grad(
+                dy1, sums1, z1, gamma1, stats1, w1, cells, pid // ACROSS - 1, pid % ACROSS, M, HIDDEN, C1, TILES, H, W,
+                BATCH1, KH, KW, BR, BH, BC, BL,
+            )  # fmt: skip
     else:
         i = (pid - ACROSS * (1 + DOWN)) * BF + tl.arange(0, BF)
         _sum_flat(parts, dw2, i, C2 * HIDDEN, PARTS)
         if pid == ACROSS * (1 + DOWN):
             k = tl.arange(0, BH)
-            of_beta, of_gamma = _two_sums(sums1, k, HIDDEN, TILES, BL)
+            of_beta, of_gamma = _two_sums(sums1, k, BH, TILES, BL)
             tl.store(dgamma1 + k, of_gamma, mask=k < HIDDEN)
             tl.store(dbeta1 + k, of_beta, mask=k < HIDDEN)
             if blends is not None:
@@ -264,15 +269,24 @@ def squeeze_grad(
 
 
 @triton.jit
-def _add_cells(total, cells, n, y, z, c, last, H, W, C, KH: tl.constexpr, KW: tl.constexpr):
-    """``total`` (positions, channels) and what ``cells`` (N·KH·KW, C) give to each position.
+def _load_cells(cells, n, c, last, C, KH: tl.constexpr, KW: tl.constexpr):
+    """The cells of sample n, from (N·KH·KW, C), at channels c below ``last``: (16 or more, channels), float32."""
+    T: tl.constexpr = 16 if KH * KW <= 16 else 32 if KH * KW <= 32 else 64
+    t = tl.arange(0, T)
+    there = (t < KH * KW)[:, None] & (c < last)[None, :]
+    return tl.load(cells + (n * KH * KW + t)[:, None] * C + c[None, :], mask=there, other=0.0)
 
-    All positions, rows y and columns z, are those of sample n; c are channels below ``last``.
+
+@triton.jit
+def _add_cells(total, values, y, z, H, W, KH: tl.constexpr, KW: tl.constexpr):
+    """``total`` (positions, channels) and what cells give to each position, in rows y and columns z.
+
+    A product with zeros and ones, which are exact in TF32; the cells are split into two numbers of TF32.
     """
-    for t in range(KH * KW):
-        values = tl.load(cells + (n * KH * KW + t) * C + c, mask=c < last, other=0.0)
-        total += tl.where(_inside(t, y, z, H, W, KH, KW)[:, None], values[None, :], 0.0)
-    return total
+    inside = _inside(tl.arange(0, values.shape[0])[None, :], y[:, None], z[:, None], H, W, KH, KW).to(tl.float32)
+    high = (values.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    total = tl.dot(inside, high, total, input_precision="tf32")
+    return tl.dot(inside, values - high, total, input_precision="tf32")
 
 
 @triton.jit(do_not_specialize=["H", "W"])
@@ -280,6 +294,7 @@ def pool_grad(cells, dx, H, W, C, KH: tl.constexpr, KW: tl.constexpr, BP: tl.con
     """Gradient of x (N, H, W, C) through the pooled cells alone; ``cells`` as of :func:`squeeze_grad`."""
     n, p = tl.program_id(0), tl.program_id(1) * BP + tl.arange(0, BP)
     c = tl.program_id(2) * BC + tl.arange(0, BC)
-    total = _add_cells(tl.zeros((BP, BC), tl.float32), cells, n, p // W, p % W, c, C, H, W, C, KH, KW)
+    values = _load_cells(cells, n, c, C, C, KH, KW)
+    total = _add_cells(tl.zeros((BP, BC), tl.float32), values, p // W, p % W, H, W, KH, KW)
     to = dx + (n * H * W + p)[:, None] * C + c[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=(p < H * W)[:, None] & (c < C)[None, :])

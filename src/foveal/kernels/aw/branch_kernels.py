@@ -4,7 +4,8 @@ A *row* is one pooled cell of one sample: M = N·h·w rows. The branch is small 
 take statistics over all rows, so that programs, which cannot wait for each other, compute them again and again: those
 of the first norm from moments that the programs before kept of their own rows, those of the second in one pass over all
 rows. Sums over rows are kept for every row of a tile and added up at the end: warps do not wait for each other in
-between. Kernels are compiled for tiles, not for shapes.
+between. Kernels are compiled for tiles, not for shapes. What is hidden, with HIDDEN channels, is kept in rows of BH, the
+next power of two: the compiler knows that they are aligned, and nothing is read one number at a time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 EXACT = tl.constexpr("tf32x3")  # three products on tensor cores: as exact as float32
+STAGES = tl.constexpr(3)  # loads that are on their way at a time, in loops over rows
 
 
 @triton.jit
@@ -75,8 +77,7 @@ def _squeeze(
         tl.store(rows + (n * KH * KW + t)[:, None] * C + c[None, :], mean, mask=own[:, None] & (c < C)[None, :])
         kernel = tl.load(w1 + k[None, :] * C + c[:, None], mask=(k < HIDDEN)[None, :] & (c < C)[:, None], other=0.0)
         hidden = tl.dot(mean, kernel, hidden, input_precision=EXACT)
-    at = (n * KH * KW + t)[:, None] * HIDDEN + k[None, :]
-    tl.store(z1 + at, hidden, mask=own[:, None] & (k < HIDDEN)[None, :])
+    tl.store(z1 + (n * KH * KW + t)[:, None] * BH + k[None, :], hidden, mask=own[:, None])
     return hidden
 
 
@@ -86,25 +87,31 @@ def squeeze(
     KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, HIDDEN).
+    """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, BH).
 
     A program does one sample, or with BAND one row of its cells. The mean is a product with the cells' windows.
-    ``moments`` (programs, 2, HIDDEN) get mean and sum of squared distances of a program's rows of z1.
+    ``moments`` (programs, 2, BH) get mean and sum of squared distances of a program's rows of z1.
     """
     hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
     _, own = _own_cells(KH, KW, BAND, T)
     k, many = tl.arange(0, BH), KW if BAND else KH * KW
     mean = tl.sum(tl.where(own[:, None], hidden, 0.0), 0) / many
     distance = tl.where(own[:, None], hidden - mean[None, :], 0.0)
-    to = moments + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * HIDDEN + k
-    tl.store(to, mean, mask=k < HIDDEN)
-    tl.store(to + HIDDEN, tl.sum(distance * distance, 0), mask=k < HIDDEN)
+    to = moments + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * BH + k
+    tl.store(to, mean)
+    tl.store(to + BH, tl.sum(distance * distance, 0))
 
 
 @triton.jit
 def _rows_of(z, m, k, M, K):
     """Rows ``m`` and columns ``k`` of z (M, K), zero outside."""
     return tl.load(z + m[:, None] * K + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _hidden_rows(z, m, M, BH: tl.constexpr):
+    """Rows ``m`` of z (M, BH), zero outside."""
+    return tl.load(z + m[:, None] * BH + tl.arange(0, BH)[None, :], mask=(m < M)[:, None], other=0.0)
 
 
 @triton.jit
@@ -140,24 +147,23 @@ def _update(running_mean, running_var, tracked, mean, var, k, K, M, momentum, fi
 
 
 @triton.jit
-def _hidden(z1, m, k, M, HIDDEN, mean, scale, beta):
+def _hidden(z1, m, M, mean, scale, beta, BH: tl.constexpr):
     """A1 = ReLU(BN(z1)) of rows ``m``: (BM, BH)."""
-    return _relu((_rows_of(z1, m, k, M, HIDDEN) - mean[None, :]) * scale[None, :] + beta[None, :])
+    return _relu((_hidden_rows(z1, m, M, BH) - mean[None, :]) * scale[None, :] + beta[None, :])
 
 
 @triton.jit
-def _merged(moments, k, M, HIDDEN, MANY, BM: tl.constexpr, BH: tl.constexpr):
-    """Mean and variance of M rows from the moments (MANY, 2, HIDDEN) of groups of them, which are equally large."""
-    each = M // MANY
-    origin = tl.load(moments + k, mask=k < HIDDEN, other=0.0)
+def _merged(moments, M, MANY, BM: tl.constexpr, BH: tl.constexpr):
+    """Mean and variance of M rows from the moments (MANY, 2, BH) of groups of them, which are equally large."""
+    k, each = tl.arange(0, BH), M // MANY
+    origin = tl.load(moments + k)
     sums, squares = tl.zeros((BM, BH), tl.float32), tl.zeros((BM, BH), tl.float32)
-    for start in range(0, MANY, BM):
+    for start in tl.range(0, MANY, BM, num_stages=STAGES):
         q = start + tl.arange(0, BM)
-        there = (q < MANY)[:, None] & (k < HIDDEN)[None, :]
-        at = moments + q[:, None] * 2 * HIDDEN + k[None, :]
+        there, at = (q < MANY)[:, None], moments + q[:, None] * 2 * BH + k[None, :]
         distance = tl.where(there, tl.load(at, mask=there, other=0.0) - origin[None, :], 0.0)
         sums += distance
-        squares += each * distance * distance + tl.load(at + HIDDEN, mask=there, other=0.0)
+        squares += each * distance * distance + tl.load(at + BH, mask=there, other=0.0)
     shift = tl.sum(sums, 0) / MANY
     return origin + shift, tl.maximum(tl.sum(squares, 0) / M - shift * shift, 0.0)
 
@@ -169,7 +175,7 @@ def attend(
     BATCH1: tl.constexpr, BATCH2: tl.constexpr, RESIDUAL: tl.constexpr,
     BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """The kernel's multiplier (M, C2) from z1 = W1 A0 (M, HIDDEN), float32.
+    """The kernel's multiplier (M, C2) from z1 = W1 A0 (M, BH), float32.
 
     A program does BC columns of BM rows. BATCH1, BATCH2: whether a norm takes its statistics from the batch, and
     updates the running ones if ``tracked`` is given. ``stats`` get mean and inverse standard deviation, (2, HIDDEN) and
@@ -178,7 +184,7 @@ def attend(
     k, c = tl.arange(0, BH), tl.program_id(0) * BC + tl.arange(0, BC)
     in_k, in_c, first = k < HIDDEN, c < C2, tl.program_id(1) == 0
     if BATCH1:
-        mean, var = _merged(moments, k, M, HIDDEN, MANY, BM, BH)
+        mean, var = _merged(moments, M, MANY, BM, BH)
     else:
         mean, var = tl.load(mean1 + k, mask=in_k, other=0.0), tl.load(var1 + k, mask=in_k, other=0.0)
     inverse = 1.0 / tl.sqrt(var + eps1)
@@ -191,12 +197,12 @@ def attend(
     beta = tl.load(beta1 + k, mask=in_k, other=0.0)
     kernel = tl.load(w2 + c[None, :] * HIDDEN + k[:, None], mask=in_k[:, None] & in_c[None, :], other=0.0)
     if BATCH2:
-        one = _relu((tl.load(z1 + k, mask=in_k, other=0.0) - mean) * scale + beta)
+        one = _relu((tl.load(z1 + k) - mean) * scale + beta)
         origin = tl.sum(one[:, None] * kernel, 0)
         sums, squares = tl.zeros((BM, BC), tl.float32), tl.zeros((BM, BC), tl.float32)
-        for start in range(0, M, BM):
+        for start in tl.range(0, M, BM, num_stages=STAGES):
             m = start + tl.arange(0, BM)
-            z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
+            z2 = tl.dot(_hidden(z1, m, M, mean, scale, beta, BH), kernel, input_precision=EXACT)
             distance = tl.where((m < M)[:, None], z2 - origin[None, :], 0.0)
             sums += distance
             squares += distance * distance
@@ -214,7 +220,7 @@ def attend(
     scale2 = inverse2 * tl.load(gamma2 + c, mask=in_c, other=0.0)
     beta_2 = tl.load(beta2 + c, mask=in_c, other=0.0)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
-    z2 = tl.dot(_hidden(z1, m, k, M, HIDDEN, mean, scale, beta), kernel, input_precision=EXACT)
+    z2 = tl.dot(_hidden(z1, m, M, mean, scale, beta, BH), kernel, input_precision=EXACT)
     value = _multiplier((z2 - center[None, :]) * scale2[None, :] + beta_2[None, :], amount, RESIDUAL)
     at = m[:, None] * C2 + c[None, :]
     tl.store(multiplier + at, value.to(multiplier.dtype.element_ty), mask=(m < M)[:, None] & in_c[None, :])

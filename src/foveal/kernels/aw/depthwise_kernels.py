@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.aw.branch_gradient_kernels import _add_cells
+from foveal.kernels.aw.branch_gradient_kernels import _add_cells, _load_cells
 from foveal.kernels.aw.triton_kernels import SIZES, _box, _rows
 
 
@@ -78,7 +78,7 @@ def input_grad(
             gradient = _load(g, n, oy, ox, c, OH, OW, C, inside & (kx + tl.zeros_like(z) < KW))
             total += gradient * _kernel(k, n0, ky * KW + tl.minimum(kx, KW - 1), c, C, KH * KW)
     if cells is not None:
-        total = _add_cells(total, cells, n0, y, z, c, C, H, W, C, KH, KW)
+        total = _add_cells(total, _load_cells(cells, n0, c, C, C, KH, KW), y, z, H, W, KH, KW)
     to = dx + (((n * H + y) * W + z) * C)[:, None] + c[None, :]
     tl.store(to, total.to(dx.dtype.element_ty), mask=inside[:, None] & (c < C)[None, :])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.aw.branch_gradient_kernels import _add_cells
+from foveal.kernels.aw.branch_gradient_kernels import _add_cells, _load_cells
 from foveal.kernels.aw.branch_kernels import _inside
 from foveal.kernels.aw.triton_kernels import (
     CHANNELS,
@@ -48,6 +48,9 @@ def input_grad(
         low_y, low_x = tl.cdiv(tl.maximum(y0 + PY - OH + 1, 0), DY), tl.cdiv(tl.maximum(x0 + PX - OW + 1, 0), DX)
         many_y = tl.maximum(tl.minimum(KH, (y0 + TH - 1 + PY) // DY + 1) - low_y, 0)
         many_x = tl.maximum(tl.minimum(KW, (x0 + TW - 1 + PX) // DX + 1) - low_x, 0)
+    if cells is not None:
+        if NB == 1:
+            values = _load_cells(cells, n0, c1, last, C1, KH, KW)  # on their way while the products are made
     total = tl.zeros((BM, BN), tl.float32)
     j, c = 0, 0
     for _ in range(many_y * many_x * tl.cdiv(G2, BK)):
@@ -65,7 +68,7 @@ def input_grad(
     y, z = y * S + a, z * S + e
     if cells is not None:
         if NB == 1:
-            total = _add_cells(total, cells, n0, y, z, c1, last, H, W, C1, KH, KW)
+            total = _add_cells(total, values, y, z, H, W, KH, KW)
         else:
             there = (n < N)[:, None] & (c1 < last)[None, :]
             for t in range(KH * KW):

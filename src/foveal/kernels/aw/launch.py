@@ -90,7 +90,7 @@ class Plan:
             if nb > 1:  # kernel positions outside the map are skipped
                 taps = g.inside / (g.oh * g.ow)
                 return Work(programs, nb, tile.columns, deep * taps, tile.depth, finishes=taps)
-            return Work(programs, th * tw, tile.columns, deep * g.taps, tile.depth, scaled=tile.columns)
+            return Work(programs, th * tw, tile.columns, deep * g.taps, tile.depth)
 
         tiles = launches_within(g.oh, g.ow, max(g2, self.least), g1)
         tiles += launches_across(PRODUCT_TILES, g.n, g.oh, g.ow, g2, g1)
@@ -141,7 +141,7 @@ class Plan:
             taps = g.inside / (g.oh * g.ow) if nb > 1 and g.stride == 1 else g.taps / g.stride**2
             deep = ceil_div(g2, tile.depth) * tile.depth * taps
             rows = nb * th * tw
-            return Work(programs * g.stride**2, rows, tile.columns, deep, tile.depth, scaled=rows)
+            return Work(programs * g.stride**2, rows, tile.columns, deep, tile.depth)
 
         tiles = launches_within(self.rows, self.columns, g1, max(g2, self.least))
         tiles += launches_across(TILES, g.n, self.rows, self.columns, g1, g2)

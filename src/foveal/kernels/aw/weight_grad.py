@@ -146,8 +146,7 @@ class WeightGradients:
         extra = float(KERNEL if self.splits > 1 else 0)
         if flat and (g.oh % th or g.ow != tw):  # ∂O is copied
             extra += KERNEL + g.n * rows * g.c2 * g.dtype.itemsize * 2 / MEMORY_BYTES
-        scaled = 0 if flat else tile.columns  # read through registers
-        work = Work(programs, tile.columns, tile.depth, samples * rows, th * tw, scaled, samples, extra)
+        work = Work(programs, tile.columns, tile.depth, samples * rows, th * tw, samples, extra)
         return cycles(work, tile, g)
 
     # Across samples ---------------------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ class WeightGradients:
         programs = self._blocks(tile) * ceil_div(g.wide[0], tile.depth) * g.taps * tile.splits
         deep = ceil_div(g.n, nb) * nb * g.inside / g.taps / tile.splits
         extra = self._sum_cycles(tile.splits, g.c2 * g.taps * g.group[0])
-        work = Work(programs, tile.columns, tile.depth, deep, nb, scaled=tile.columns, extra=extra)
+        work = Work(programs, tile.columns, tile.depth, deep, nb, extra=extra)
         return cycles(work, tile, g)
 
     def scale_tiles(self) -> list[Launch]:
@@ -230,7 +229,7 @@ class WeightGradients:
         programs = ceil_div(g.n, nb) * self._blocks(tile) * g.taps * tile.splits
         deep = ceil_div(g.wide[0], tile.depth) * tile.depth * positions
         extra = self._sum_cycles(tile.splits, g.n * g.taps * g.c2)
-        return cycles(Work(programs, nb, tile.columns, deep, tile.depth, 0, positions, extra), tile, g)
+        return cycles(Work(programs, nb, tile.columns, deep, tile.depth, positions, extra), tile, g)
 
     # Both -------------------------------------------------------------------------------------------------------------
 
