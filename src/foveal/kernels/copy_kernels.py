@@ -8,10 +8,10 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["COUNT", "SIZE"])
-def sum_parts(parts, out, COUNT, SIZE, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of parts (COUNT, SIZE) over the first axis, in float32."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+@triton.jit
+def _sum_parts(parts, out, tile, COUNT, SIZE, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK values of what :func:`sum_parts` computes."""
+    i = tile * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, COUNT, ROWS):
         row = start + tl.arange(0, ROWS)
@@ -19,6 +19,12 @@ def sum_parts(parts, out, COUNT, SIZE, ROWS: tl.constexpr, BLOCK: tl.constexpr):
         values = tl.load(parts + row[:, None] * SIZE + i[None, :], mask=there, other=0.0)
         total += tl.sum(values.to(tl.float32), 0)
     tl.store(out + i, total.to(out.dtype.element_ty), mask=i < SIZE)
+
+
+@triton.jit(do_not_specialize=["COUNT", "SIZE"])
+def sum_parts(parts, out, COUNT, SIZE, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum of parts (COUNT, SIZE) over the first axis, in float32."""
+    _sum_parts(parts, out, tl.program_id(0), COUNT, SIZE, ROWS, BLOCK)
 
 
 @triton.jit(do_not_specialize=["SIZE", "H", "W", "C", "TALL", "WIDE"])
@@ -31,14 +37,20 @@ def pad(x, out, SIZE, H, W, C, TALL, WIDE, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + ((n * H + y) * W + z) * C + c, mask=inside, other=0.0), mask=i < SIZE)
 
 
+@triton.jit
+def _pack(weight, out, tile, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK values of what :func:`pack` computes."""
+    i = tile * BLOCK + tl.arange(0, BLOCK)
+    j1, t, c2 = i % G1, i // G1 % T, i // G1 // T
+    own = (i < SIZE) & (c2 < C2) & (j1 // CG == c2 // OG % TOGETHER)
+    value = tl.load(weight + c2 * ROW + j1 % CG * STEP + t * TAP, mask=own, other=0.0)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=i < SIZE)
+
+
 @triton.jit(do_not_specialize=["SIZE", "C2", "G1", "CG", "OG", "TOGETHER", "ROW", "STEP", "TAP"])
 def pack(weight, out, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T: tl.constexpr, BLOCK: tl.constexpr):
     """Weights as (C2 or more, T, G1), block-diagonal within every super-group of TOGETHER groups; SIZE values.
 
     ``weight`` is (C2, CG, T) with strides ROW, STEP and TAP. A group has CG input and OG output channels.
     """
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    j1, t, c2 = i % G1, i // G1 % T, i // G1 // T
-    own = (i < SIZE) & (c2 < C2) & (j1 // CG == c2 // OG % TOGETHER)
-    value = tl.load(weight + c2 * ROW + j1 % CG * STEP + t * TAP, mask=own, other=0.0)
-    tl.store(out + i, value.to(out.dtype.element_ty), mask=i < SIZE)
+    _pack(weight, out, tl.program_id(0), SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T, BLOCK)

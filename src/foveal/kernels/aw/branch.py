@@ -4,8 +4,8 @@
 
 or A alone without the residual, or 1 + amount·(multiplier − 1) for a start at the identity. In plain PyTorch these are
 some twenty operators forward and twice as many backward on tiny tensors: a GPU waits for Python. Here they are two
-launches forward, one in eval mode, and three backward, four with the input's gradient. The plain form, :func:`plain_multiplier`, is the reference and
-gives second derivatives.
+launches forward, one in eval mode, and three backward, four where the input's gradient is not that of a convolution as
+well. The plain form, :func:`plain_multiplier`, is the reference and gives second derivatives.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from foveal.kernels.aw.branch_kernels import EXACT, STAGES, _area, _hidden, _hidden_rows, _inside, _rows_of, _sigmoid
 from foveal.kernels.aw.triton_kernels import _finish
+from foveal.kernels.copy_kernels import _sum_parts
 
 
 @triton.jit
@@ -122,7 +123,8 @@ def _hidden_grad(
 
 @triton.jit
 def _excite_weight_grad(
-    dy2, unit2, sums, z1, gamma1, beta1, stats1, gamma2, stats2, dw2, dgamma2, dbeta2, part, across, M, HIDDEN, C2, PARTS,
+    dy2, unit2, sums, z1, gamma1, beta1, stats1, gamma2, stats2, dw2, dgamma2, dbeta2, part, across,
+    M, HIDDEN, C2, PARTS,
     BATCH2: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
 ):  # fmt: skip
     """Part ``part`` of ∂W2, of BM rows, and with the first ∂γ2 and ∂β2; all of BC columns."""
@@ -163,15 +165,6 @@ def excite_grad(
             dy2, unit2, sums, z1, gamma1, beta1, stats1, gamma2, stats2, dw2, dgamma2, dbeta2, (pid - TILES) // ACROSS,
             (pid - TILES) % ACROSS, M, HIDDEN, C2, PARTS, BATCH2, BM, BH, BC, BL,
         )  # fmt: skip
-
-
-@triton.jit
-def _sum_flat(parts, out, i, SIZE, PARTS):
-    """Numbers i of the sum over parts (PARTS, SIZE)."""
-    total = tl.zeros_like(i).to(tl.float32)
-    for part in range(0, PARTS):
-        total += tl.load(parts + part * SIZE + i, mask=i < SIZE, other=0.0)
-    tl.store(out + i, total, mask=i < SIZE)
 
 
 @triton.jit
@@ -228,44 +221,58 @@ def _cells_grad(
     tl.store(cells + m[:, None] * C1 + c[None, :], da, mask=(m < M)[:, None] & (c < C1)[None, :])
 
 
-@triton.jit(do_not_specialize=["M", "HIDDEN", "TILES", "PARTS", "BLENDS", "H", "W", "ACROSS", "DOWN"])
+@triton.jit
+def _rest_of_first_norm(
+    sums1, dgamma1, dbeta1, blends, damount, HIDDEN, TILES, BLENDS, BH: tl.constexpr, BL: tl.constexpr
+):
+    """∂γ1 and ∂β1, and ∂amount, the sum of the ``blends``."""
+    k = tl.arange(0, BH)
+    of_beta, of_gamma = _two_sums(sums1, k, BH, TILES, BL)
+    tl.store(dgamma1 + k, of_gamma, mask=k < HIDDEN)
+    tl.store(dbeta1 + k, of_beta, mask=k < HIDDEN)
+    if blends is not None:
+        total = tl.zeros((256,), tl.float32)
+        for start in range(0, BLENDS, 256):
+            part = start + tl.arange(0, 256)
+            total += tl.load(blends + part, mask=part < BLENDS, other=0.0)
+        tl.store(damount, tl.sum(total, 0))
+
+
+@triton.jit(
+    do_not_specialize=["M", "HIDDEN", "TILES", "PARTS", "BLENDS", "H", "W", "ACROSS", "DOWN", "COUNT", "SIZE"]
+)  # fmt: skip
 def squeeze_grad(
     dy1, sums1, z1, rows, gamma1, stats1, w1, dw1, dgamma1, dbeta1, cells, parts, dw2, blends, damount,
-    M, HIDDEN, C1, C2, TILES, PARTS, BLENDS, H, W, ACROSS, DOWN,
+    kernels, dkernel,
+    M, HIDDEN, C1, C2, TILES, PARTS, BLENDS, H, W, ACROSS, DOWN, COUNT, SIZE,
     BATCH1: tl.constexpr, HOPPER: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    BR: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr, BF: tl.constexpr,
+    BR: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, BC: tl.constexpr, BL: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """From the gradient after the first norm: ∂W1, ∂γ1, ∂β1, what each position of a cell gets; and sums of parts.
 
     The first ACROSS programs do BC columns of ∂W1 each, and the next ACROSS · DOWN ones BC columns of BR rows of
     ``cells`` (M, C1), ∂A0 = ∂z1 W1 divided by the cell's number of positions; DOWN is 0 if nobody needs them. The rest
-    add up ``parts`` of ∂W2, BF numbers each, and the first of them also the ``blends``: ∂amount.
+    add up ``parts`` of ∂W2 and ``kernels`` (COUNT, SIZE), parts of ∂K or None, BLOCK numbers each.
     """
     pid = tl.program_id(0)
+    rest = pid - ACROSS * (1 + DOWN)
     if pid < ACROSS:
         _squeeze_weight_grad(
             dy1, sums1, z1, rows, gamma1, stats1, dw1, pid, M, HIDDEN, C1, TILES, BATCH1, HOPPER, BM, BH, BC, BL
         )  # fmt: skip
-    elif pid < ACROSS * (1 + DOWN):
+    elif rest < 0:
         if cells is not None:
             _cells_grad(
                 dy1, sums1, z1, gamma1, stats1, w1, cells, pid // ACROSS - 1, pid % ACROSS, M, HIDDEN, C1, TILES, H, W,
                 BATCH1, KH, KW, BR, BH, BC, BL,
             )  # fmt: skip
-    else:
-        i = (pid - ACROSS * (1 + DOWN)) * BF + tl.arange(0, BF)
-        _sum_flat(parts, dw2, i, C2 * HIDDEN, PARTS)
-        if pid == ACROSS * (1 + DOWN):
-            k = tl.arange(0, BH)
-            of_beta, of_gamma = _two_sums(sums1, k, BH, TILES, BL)
-            tl.store(dgamma1 + k, of_gamma, mask=k < HIDDEN)
-            tl.store(dbeta1 + k, of_beta, mask=k < HIDDEN)
-            if blends is not None:
-                total = tl.zeros((BF,), tl.float32)
-                for start in range(0, BLENDS, BF):
-                    part = start + tl.arange(0, BF)
-                    total += tl.load(blends + part, mask=part < BLENDS, other=0.0)
-                tl.store(damount, tl.sum(total, 0))
+    elif rest < tl.cdiv(C2 * HIDDEN, BLOCK):
+        _sum_parts(parts, dw2, rest, PARTS, C2 * HIDDEN, ROWS, BLOCK)
+        if rest == 0:
+            _rest_of_first_norm(sums1, dgamma1, dbeta1, blends, damount, HIDDEN, TILES, BLENDS, BH, BL)
+    elif kernels is not None:
+        _sum_parts(kernels, dkernel, rest - tl.cdiv(C2 * HIDDEN, BLOCK), COUNT, SIZE, ROWS, BLOCK)
 
 
 @triton.jit

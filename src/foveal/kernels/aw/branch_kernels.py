@@ -4,8 +4,8 @@ A *row* is one pooled cell of one sample: M = N·h·w rows. The branch is small 
 take statistics over all rows, so that programs, which cannot wait for each other, compute them again and again: those
 of the first norm from moments that the programs before kept of their own rows, those of the second in one pass over all
 rows. Sums over rows are kept for every row of a tile and added up at the end: warps do not wait for each other in
-between. Kernels are compiled for tiles, not for shapes. What is hidden, with HIDDEN channels, is kept in rows of BH, the
-next power of two: the compiler knows that they are aligned, and nothing is read one number at a time.
+between. Kernels are compiled for tiles, not for shapes. What is hidden, with HIDDEN channels, is kept in rows of BH,
+the next power of two: the compiler knows that they are aligned, and nothing is read one number at a time.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from foveal.kernels.copy_kernels import _pack
 
 EXACT = tl.constexpr("tf32x3")  # three products on tensor cores: as exact as float32
 STAGES = tl.constexpr(3)  # loads that are on their way at a time, in loops over rows
@@ -43,12 +45,12 @@ def _inside(t, y, z, H, W, KH: tl.constexpr, KW: tl.constexpr):
 
 @triton.jit
 def _own_cells(KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, T: tl.constexpr):
-    """Cells of this program, (T,), and which of them it has: all of a sample, or with BAND one row of them."""
+    """Sample and cells of this program, (T,), and which of them it has: all, or with BAND one row of them."""
     t = tl.arange(0, T)
     if BAND:
-        return tl.program_id(1) * KW + t, t < KW
+        return tl.program_id(0) // KH, tl.program_id(0) % KH * KW + t, t < KW
     else:
-        return t, t < KH * KW
+        return tl.program_id(0), t, t < KH * KW
 
 
 @triton.jit
@@ -58,11 +60,10 @@ def _squeeze(
     T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """What :func:`squeeze` stores of z1, (T, BH)."""
-    n, k = tl.program_id(0), tl.arange(0, BH)
-    t, own = _own_cells(KH, KW, BAND, T)
-    top, bottom = 0, H
+    k, top, bottom = tl.arange(0, BH), 0, H
+    n, t, own = _own_cells(KH, KW, BAND, T)
     if BAND:
-        top, bottom = _edges(tl.program_id(1), H, KH)
+        top, bottom = _edges(tl.program_id(0) % KH, H, KH)
     hidden = tl.zeros((T, BH), tl.float32)
     for first in range(0, C, BC):
         c = first + tl.arange(0, BC)
@@ -81,25 +82,38 @@ def _squeeze(
     return hidden
 
 
-@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
+@triton.jit
+def _store_moments(moments, hidden, KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr):
+    """Mean and sum of squared distances of this program's rows of z1, to (programs, 2, BH)."""
+    _, _, own = _own_cells(KH, KW, BAND, hidden.shape[0])
+    mean = tl.sum(tl.where(own[:, None], hidden, 0.0), 0) / (KW if BAND else KH * KW)
+    distance = tl.where(own[:, None], hidden - mean[None, :], 0.0)
+    to = moments + tl.program_id(0) * 2 * hidden.shape[1] + tl.arange(0, hidden.shape[1])
+    tl.store(to, mean)
+    tl.store(to + hidden.shape[1], tl.sum(distance * distance, 0))
+
+
+PACKING = ("SIZE", "C2", "G1", "CG", "OG", "TOGETHER", "ROW", "STEP", "TAP")  # arguments of copy_kernels.pack
+
+
+@triton.jit(do_not_specialize=("H", "W", "HIDDEN", "PROGRAMS", *PACKING))
 def squeeze(
-    x, w1, rows, z1, moments, H, W, C, HIDDEN,
+    x, w1, rows, z1, moments, weight, packed, H, W, C, HIDDEN, PROGRAMS, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP,
     KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
-    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, BH).
 
-    A program does one sample, or with BAND one row of its cells. The mean is a product with the cells' windows.
-    ``moments`` (programs, 2, BH) get mean and sum of squared distances of a program's rows of z1.
+    Each of the first PROGRAMS does one sample, or with BAND one row of its cells. The mean is a product with the cells'
+    windows. ``moments`` (PROGRAMS, 2, BH) get mean and sum of squared distances of a program's rows of z1. The others
+    pack the convolution's weights, if ``packed`` is given: a launch of its own costs more than the work.
     """
-    hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
-    _, own = _own_cells(KH, KW, BAND, T)
-    k, many = tl.arange(0, BH), KW if BAND else KH * KW
-    mean = tl.sum(tl.where(own[:, None], hidden, 0.0), 0) / many
-    distance = tl.where(own[:, None], hidden - mean[None, :], 0.0)
-    to = moments + (tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)) * 2 * BH + k
-    tl.store(to, mean)
-    tl.store(to + BH, tl.sum(distance * distance, 0))
+    if tl.program_id(0) < PROGRAMS:
+        hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
+        _store_moments(moments, hidden, KH, KW, BAND)
+    elif packed is not None:
+        tile = tl.program_id(0) - PROGRAMS
+        _pack(weight, packed, tile, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, KH * KW, BLOCK)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ from torch import Tensor
 from foveal.kernels.aw import branch_gradient_kernels, branch_kernels, eval_kernels
 from foveal.kernels.aw.branch import Branch, Parameters, gradient_sizes, hidden_side, kept_sizes
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
+from foveal.kernels.copies import Packing
 from foveal.kernels.parts import parts
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import capability, on_its_device
@@ -22,7 +23,8 @@ POSITIONS = 64  # of a map that a program of the pooling writes, and half of tho
 LARGE = 512  # positions of a map; of larger ones, each row of cells has a program of its own
 ROWS = 256  # that a program of the norms reads at a time
 FEW_ROWS = 64  # that a program of the gradient does, where nothing is summed over all rows
-SUMMED = 1024  # numbers of ∂W2 that a program adds up
+PACKED = 8192  # weights of the convolution that a program packs
+SUM_ROWS, SUMMED = 8, 1024  # parts that a program adds up at a time, and numbers of each
 EVAL_COLUMNS = 128  # output channels that a program does at a time in eval mode
 
 
@@ -57,15 +59,17 @@ def pooling(c1: int, h: int, w: int, size: tuple[int, int], hidden: int) -> tupl
 
 
 @on_its_device
-def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, Tensor]:
-    """The multiplier (N, C2, h, w), channels last, and what :func:`backward` needs."""
+def forward(x: Tensor, parameters: Parameters, branch: Branch, packing: Packing | None = None) -> tuple[Tensor, Tensor]:
+    """The multiplier (N, C2, h, w), channels last, and what :func:`backward` needs; ``packing`` is done as well."""
     (n, c1, height, width), (h, w) = x.shape, branch.size
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = w1.shape[0], w2.shape[0], n * h * w
     tile, (band, side) = tiles(hidden), pooling(c1, height, width, branch.size, hidden)
     kept, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
-    grid = n, h if band else 1
+    programs = n * h if band else n
+    weight, packed, sizes = packing or (None, None, (0,) * len(branch_kernels.PACKING))
+    grid = (programs + (0 if packing is None else packing.programs(PACKED)),)
     multiplier = empty_last((n, c2, h, w), x, branch.dtype)
     one, two = branch.norm1, branch.norm2
     if not (one.batch or two.batch):
@@ -73,21 +77,26 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
             eval_kernels.squeeze_and_attend,
             grid,
             (channels_last(x), w1, rows, z1, gamma1, beta1, one.mean, one.var, w2, gamma2, beta2, two.mean, two.var,
-             amount, multiplier, stats1, stats2),
-            (height, width, c1, hidden, c2, one.eps, two.eps, h, w, band, precision, branch.residual, *side,
-             EVAL_COLUMNS),
+             amount, multiplier, stats1, stats2, weight, packed),
+            (height, width, c1, hidden, c2, one.eps, two.eps, programs, sizes[0], *sizes[2:], h, w, band, precision,
+             branch.residual, *side, EVAL_COLUMNS, PACKED),
             num_warps=4,
         )  # fmt: skip
         return multiplier, kept
-    _, (moments,) = parts((grid[0] * grid[1] * 2 * tile.hidden,), x.device)
-    sizes = height, width, c1, hidden, h, w, band, precision, *side
-    launch(branch_kernels.squeeze, grid, (channels_last(x), w1, rows, z1, moments), sizes, num_warps=4)
+    _, (moments,) = parts((programs * 2 * tile.hidden,), x.device)
+    launch(
+        branch_kernels.squeeze,
+        grid,
+        (channels_last(x), w1, rows, z1, moments, weight, packed),
+        (height, width, c1, hidden, programs, *sizes, h, w, band, precision, *side, PACKED),
+        num_warps=4,
+    )
     launch(
         branch_kernels.attend,
         (ceil_div(c2, tile.columns), ceil_div(m, tile.rows)),
         (z1, moments, gamma1, beta1, one.mean, one.var, one.tracked, w2, gamma2, beta2, two.mean, two.var, two.tracked,
          amount, multiplier, stats1, stats2),
-        (m, hidden, c2, grid[0] * grid[1], one.eps, one.momentum, two.eps, two.momentum, one.batch, two.batch,
+        (m, hidden, c2, programs, one.eps, one.momentum, two.eps, two.momentum, one.batch, two.batch,
          branch.residual, tile.rows, tile.hidden, tile.columns),
         num_warps=8, num_stages=2,
     )  # fmt: skip
@@ -96,8 +105,9 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, 
 
 @on_its_device
 def backward(
-    g: Tensor, parameters: Parameters, kept: Tensor, branch: Branch, shape: Sequence[int] | None
-) -> tuple[Tensor, Tensor | None]:
+    g: Tensor, parameters: Parameters, kept: Tensor, branch: Branch, shape: Sequence[int] | None,
+    kernel: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Gradients of the parameters in one buffer, and what the positions of each cell get, from ∂multiplier.
 
     Args:
@@ -106,6 +116,7 @@ def backward(
         kept: what :func:`forward` returned.
         branch: see :class:`~foveal.kernels.aw.branch.Branch`.
         shape: of the input (N, C1, H, W), or None if nobody needs its gradient: then there are no cells.
+        kernel: parts of the gradient of the convolution's kernel, which are added up on the way, and where to.
 
     Returns:
         The buffer, and (N·h·w, C1) float32.
@@ -120,7 +131,15 @@ def backward(
     grid = ceil_div(c2, wide), ceil_div(m, few)
     row_tiles, dw2_parts, blend = ceil_div(m, half), ceil_div(m, deep), grid[0] * grid[1]
     _, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), kept)
-    sizes = m * c2, m * c2, grid[1] * 2 * c2, m * tile.hidden, row_tiles * 2 * tile.hidden, dw2_parts * c2 * hidden, blend
+    sizes = (
+        m * c2,
+        m * c2,
+        grid[1] * 2 * c2,
+        m * tile.hidden,
+        row_tiles * 2 * tile.hidden,
+        dw2_parts * c2 * hidden,
+        blend,
+    )
     _, (dy2, unit2, sums2, dy1, sums1, of_w2, blends) = parts(sizes, g.device)
     gradients, (dw1, dgamma1, dbeta1, dw2, dgamma2, dbeta2, damount) = parts(gradient_sizes(c1, hidden, c2), g.device)
     cells = None if shape is None else empty((m, c1), torch.float32, g.device)
@@ -143,12 +162,13 @@ def backward(
     )  # fmt: skip
     height, width = (1, 1) if shape is None else shape[2:]
     across, down = ceil_div(c1, 32), 0 if shape is None else ceil_div(m, few)
+    of_kernel, count, size = ((None, None), 0, 0) if kernel is None else (kernel, len(kernel[0]), kernel[1].numel())
     launch(
         branch_gradient_kernels.squeeze_grad,
-        (across * (1 + down) + ceil_div(c2 * hidden, SUMMED),),
-        (dy1, sums1, z1, rows, gamma1, stats1, w1, dw1, dgamma1, dbeta1, cells, of_w2, dw2, *with_amount),
-        (m, hidden, c1, c2, row_tiles, dw2_parts, blend, height, width, across, down, branch.norm1.batch, hopper, h, w, few,
-         deep, tile.hidden, 32, 32, SUMMED),
+        (across * (1 + down) + ceil_div(c2 * hidden, SUMMED) + ceil_div(size, SUMMED),),
+        (dy1, sums1, z1, rows, gamma1, stats1, w1, dw1, dgamma1, dbeta1, cells, of_w2, dw2, *with_amount, *of_kernel),
+        (m, hidden, c1, c2, row_tiles, dw2_parts, blend, height, width, across, down, count, size, branch.norm1.batch,
+         hopper, h, w, few, deep, tile.hidden, 32, 32, SUM_ROWS, SUMMED),
         num_warps=4, num_stages=2,
     )  # fmt: skip
     return gradients, cells

@@ -48,6 +48,9 @@ class Plan:
             do_not_record()
         return weight.contiguous()
 
+    def packing(self, weight: Tensor) -> None:
+        """Nothing is left to be done."""
+
     def sample_kernels(self, weight: Tensor, s: Tensor) -> Tensor:
         """The samples' own kernels (N, C, h, w), in channels last like s, from weight (C, 1, h, w) and multiplier s."""
         kernels = empty_like(s)
@@ -113,11 +116,12 @@ class Plan:
         return sorted(dict.fromkeys(tiles), key=cost)
 
     def weights(
-        self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: tuple[torch.dtype, torch.dtype | None]
-    ) -> tuple[Tensor, Tensor]:
+        self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: tuple[torch.dtype, torch.dtype | None],
+        add_up: bool = True,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last.
 
-        ``kernel`` is the packed weight.
+        ``kernel`` is the packed weight. Unless ``add_up``, ∂K may come as parts of a sum, (parts, C, h, w, 1).
         """
         g, images = self.geometry, channels_last(x)
 
@@ -133,10 +137,10 @@ class Plan:
                 prepared = Prepared(depthwise_kernels.weight_grad, grid, (None,) * 6, rest, tile.triton_options)
                 self.prepared["weight", tile, kernel.dtype, *dtypes] = prepared
             prepared(gradient, images, kernel, s, dw, ds)
-            return dw[0] if len(dw) == 1 else sum_parts(dw, dtypes[0]), ds
+            return dw if not add_up and len(dw) > 1 else dw[0] if len(dw) == 1 else sum_parts(dw, dtypes[0]), ds
 
         dw, ds = run(self.weight_key, self.sum_tiles, start)
-        return dw.permute(0, 3, 1, 2), ds
+        return dw.permute(0, 3, 1, 2) if dw.ndim == 4 else dw, ds
 
     def sum_tiles(self) -> list[Launch]:
         """Candidates for the weight gradient, with as many parts of the batch as keep the GPU busy; best first."""

@@ -48,7 +48,7 @@ def input_grad(
         low_y, low_x = tl.cdiv(tl.maximum(y0 + PY - OH + 1, 0), DY), tl.cdiv(tl.maximum(x0 + PX - OW + 1, 0), DX)
         many_y = tl.maximum(tl.minimum(KH, (y0 + TH - 1 + PY) // DY + 1) - low_y, 0)
         many_x = tl.maximum(tl.minimum(KW, (x0 + TW - 1 + PX) // DX + 1) - low_x, 0)
-    if cells is not None:
+    if cells is not None:  # noqa: SIM102, both are decided by the compiler
         if NB == 1:
             values = _load_cells(cells, n0, c1, last, C1, KH, KW)  # on their way while the products are made
     total = tl.zeros((BM, BN), tl.float32)

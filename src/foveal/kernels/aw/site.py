@@ -24,7 +24,7 @@ from foveal.kernels.aw.branch import (
 from foveal.kernels.aw.geometry import channels_last
 from foveal.kernels.aw.plain import conv_by_taps, match_layout
 from foveal.kernels.support import observed
-from foveal.kernels.tape import known, taped
+from foveal.kernels.tape import empty, known, taped
 
 
 class Convolution(NamedTuple):
@@ -89,9 +89,10 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tupl
     from foveal.kernels.aw import branch_launch, launch
 
     parameters, branch, conv = Parameters(*rest[:7]), rest[-2], rest[-1]
-    multiplier, kept = branch_launch.forward(x, parameters, branch)
     shape = launch.plan(x, weight, *conv.for_launch)
-    kernel = shape.packed(weight)
+    packing = shape.packing(weight)
+    multiplier, kept = branch_launch.forward(x, parameters, branch, packing)
+    kernel = shape.packed(weight) if packing is None else packing.result
     return shape.forward(x, kernel, multiplier, bias), multiplier, kept, None if kernel is weight else kernel
 
 
@@ -118,10 +119,15 @@ def _backward(
     shape = launch.plan(x, weight, *conv.for_launch)
     packed = weight if kernel is None else kernel
     s = channels_last(multiplier)
-    dw, ds = shape.weights(g, x, packed, s, dtypes)
+    dw, ds = shape.weights(g, x, packed, s, dtypes, add_up=not of_branch)
     gradients = cells = None
     if of_branch:
-        gradients, cells = branch_launch.backward(ds, parameters, kept, branch, x.shape if of_input else None)
+        together = None
+        if dw.ndim == 5:  # parts, which the branch adds up on its way
+            together = dw, empty(dw.shape[1:], weight.dtype, dw.device)
+            dw = together[1].permute(0, 3, 1, 2)
+        of_x = x.shape if of_input else None
+        gradients, cells = branch_launch.backward(ds, parameters, kept, branch, of_x, together)
     return shape.input_grad(g, packed, s, cells) if of_input else None, dw, gradients
 
 

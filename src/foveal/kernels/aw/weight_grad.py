@@ -54,22 +54,26 @@ class WeightGradients:
         self.splits = max(1, min(g.n, 528 // tiles))  # parts of ∂K, sample by sample: about four waves
         self.prepared: dict[object, Prepared] = {}
 
-    def __call__(self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, gradient: Tensor, x: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes, add_up: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """∂K and ∂s of ``dtypes``, in the shapes of weight and multiplier, from ∂O and s in channels last.
 
         ``kernel`` are the packed weights.
 
-        With None for a dtype, ∂s comes as parts of a sum, (parts, N, h, w, C2).
+        With None for a dtype, ∂s comes as parts of a sum, (parts, N, h, w, C2); unless ``add_up``, ∂K may, too, as
+        (parts, C2, h, w, C1/groups).
         """
         images = channels_last(x)
 
         def launch(form: str) -> tuple[Tensor, Tensor]:
             if form == "across":
-                return self._across(gradient, images, kernel, s, dtypes)
-            return self._within(gradient, images, kernel, s, dtypes, flat=form == "flat")
+                return self._across(gradient, images, kernel, s, dtypes, add_up)
+            return self._within(gradient, images, kernel, s, dtypes, add_up, flat=form == "flat")
 
         dw, ds = run(self.key, self.forms, launch, threads=1)
-        return dw.permute(0, 3, 1, 2), ds if dtypes[1] is None else ds.permute(0, 3, 1, 2)
+        dw = dw.permute(0, 3, 1, 2) if dw.ndim == 4 else dw
+        return dw, ds if dtypes[1] is None else ds.permute(0, 3, 1, 2)
 
     def forms(self) -> list[str]:
         """The forms that may be the fastest for this shape, best first."""
@@ -93,7 +97,7 @@ class WeightGradients:
     # Sample by sample -------------------------------------------------------------------------------------------------
 
     def _within(
-        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes, flat: bool
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes, add_up: bool, flat: bool
     ) -> tuple[Tensor, Tensor]:
         g, images = self.geometry, padded(images, *self.sides)
 
@@ -105,7 +109,7 @@ class WeightGradients:
             self._launch(
                 (tile, flat, *dtypes), lambda: self._prepare_within(tile, flat), rows, images, kernel, s, dw, ds
             )
-            return _sum(dw, dtypes[0]), _sum(ds, dtypes[1])
+            return _sum(dw, dtypes[0] if add_up else None), _sum(ds, dtypes[1])
 
         return run(self.flat_key if flat else self.within_key, lambda: self.within_tiles(flat), launch)
 
@@ -152,13 +156,13 @@ class WeightGradients:
     # Across samples ---------------------------------------------------------------------------------------------------
 
     def _across(
-        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes
+        self, gradient: Tensor, images: Tensor, kernel: Tensor, s: Tensor, dtypes: Dtypes, add_up: bool
     ) -> tuple[Tensor, Tensor]:
         def kernel_grad(tile: Launch) -> Tensor:
             dw = self._parts(tile.splits, self.kernel_shape, s, dtypes[0])
             kind = "kernel", tile, dtypes[0]
             self._launch(kind, lambda: self._prepare_kernel_grad(tile), gradient, images, s, dw)
-            return _sum(dw, dtypes[0])
+            return _sum(dw, dtypes[0] if add_up else None)
 
         def scale_grad(tile: Launch) -> Tensor:
             ds = self._parts(tile.splits, self.scale_shape, s, dtypes[1])
