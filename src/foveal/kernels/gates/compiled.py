@@ -1,8 +1,8 @@
 """Gates on a feature map as operators, for ``torch.compile`` on NVIDIA GPUs.
 
-Left to the compiler, a channel and a spatial gate are some forty small kernels. The operators run what eager mode runs,
-:mod:`.launch`. As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is differentiable, and PyTorch sees through it to two
-operators that are not.
+Left to the compiler, a training step of a channel gate is some twenty small kernels, with a spatial gate forty. The
+operators run what eager mode runs, :mod:`.launch`. As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is
+differentiable, and PyTorch sees through it to two operators that are not.
 """
 
 from __future__ import annotations
