@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 from foveal.attention import CBAM, SqueezeExcite
-from foveal.kernels.gates import channel_kernels, fused, launch
+from foveal.kernels import prepared
+from foveal.kernels.gates import fused, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = pytest.mark.slow
@@ -36,8 +37,13 @@ def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
     monkeypatch.setattr(launch, "ELEMENTS", 64)
     monkeypatch.setattr(launch, "BUSY", 4)
-    monkeypatch.setattr(launch, "PROGRAMS", 2)
-    monkeypatch.setattr(launch, "POSITIONS", 16)
+    monkeypatch.setattr(launch, "PROGRAMS", 4)
+    monkeypatch.setattr(launch, "COLUMNS", 16)
+    monkeypatch.setattr(launch, "POINTS", 4)
+    monkeypatch.setattr(launch, "MOMENTS", 2)
+    monkeypatch.setattr(launch, "HIDDEN", 2)
+    monkeypatch.setattr(launch, "ROWS", 2)
+    monkeypatch.setattr(launch, "WEIGHTS", (16, 16, 16, 2))
     launch._plan.cache_clear()
     yield
     launch._plan.cache_clear()
@@ -280,11 +286,34 @@ def test_activation_checkpointing():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_frozen_parameters_cost_nothing(monkeypatch):
-    monkeypatch.setattr(channel_kernels, "parameter_grad", None)
-    gate, x = make("se").requires_grad_(False), features()
-    gate(x).sum().backward()
-    assert x.grad.abs().max() > 0
+@pytest.fixture
+def launches(monkeypatch):
+    """Names of kernels that are launched, and their grids."""
+    seen = []
+
+    def note(kernel, grid, *rest, **options):
+        seen.append((kernel.fn.__name__, grid))
+        prepared.launch(kernel, grid, *rest, **options)
+
+    monkeypatch.setattr(launch, "launch", note)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "count"), [("se", 4), ("cbam", 9), ("cbam, no spatial gate", 4)])
+def test_few_launches(name, count, launches):
+    make(name)(features()).sum().backward()
+    assert len(launches) == count
+
+
+def test_frozen_parameters_cost_nothing(launches):
+    programs = []
+    for needed in (True, False):
+        gate, x = make("cbam").requires_grad_(needed), features()
+        gate(x).sum().backward()
+        assert x.grad.abs().max() > 0
+        programs.append(dict(launches))
+    for kernel in ("input_grad", "convolution_grad"):
+        assert programs[0][kernel] > programs[1][kernel]
 
 
 def test_no_gradient_at_all():
@@ -300,10 +329,10 @@ def test_no_gradient_at_all():
 @pytest.mark.parametrize("size", [1, 49, 3136, 250_000])
 def test_every_value_is_in_one_tile(n, c, size, last):
     plan = launch._plan(n, c, size, max(1, c // 16), last)
-    for (samples, blocks, parts), steps in (plan.pool, plan.multiply):
-        assert samples == n
-        assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
-        assert (parts - 1) * steps * plan.tile[0] < size <= parts * steps * plan.tile[0]  # no part is empty
+    samples, blocks, parts = plan.grid
+    assert samples == n
+    assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
+    assert (parts - 1) * plan.turns * plan.tile[0] < size <= parts * plan.turns * plan.tile[0]  # no part is empty
     (samples, parts), steps = plan.positions
     assert (parts - 1) * steps * plan.across[0] < size <= parts * steps * plan.across[0]
     assert plan.tile[0] * plan.tile[1] <= launch.ELEMENTS

@@ -69,7 +69,7 @@ def _(x, parameters, running, updated, numbers, text):
     out = torch.empty_like(x.contiguous(memory_format=launch.layout(x)))
     if parameters[5] is None:
         return out, state, x.new_empty(0), x.new_empty(0)
-    return out, state, x.new_empty((n, 5, h * w), dtype=torch.float32), x.new_empty(2, dtype=torch.float32)
+    return out, state, x.new_empty((n, 4, h * w), dtype=torch.float32), x.new_empty(4, dtype=torch.float32)
 
 
 @torch.library.impl("foveal::gates_backward", DEVICES)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import channel_kernels as channel
+from foveal.kernels.gates import gradient_kernels as channel_grad
 from foveal.kernels.gates import spatial_kernels as spatial
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
@@ -18,8 +19,11 @@ from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
 BUSY = 1024  # programs that keep a large GPU busy
-POSITIONS = 1024  # of a program of the norm
-ROWS, PROGRAMS = 16, 528  # positions of a tile of the convolution's weight gradient, and most programs
+HIDDEN, ROWS = 32, 32  # hidden values of a tile of the perceptron's weights, and rows that are added up at once
+WEIGHTS = 16, 32, 16, 8  # samples, channels, hidden values and rows of a tile of the gradients of these weights
+COLUMNS = 512  # positions of a program of the convolution
+POINTS, PROGRAMS = 32, 528  # positions of a tile of its weight's gradient, and the programs that are aimed at
+MOMENTS = 1024  # parts of the norm's sums that are added up at once
 
 
 class Norm(NamedTuple):
@@ -54,22 +58,26 @@ class _Plan(NamedTuple):
     Attributes:
         steps: from one position, and from one channel, to the next.
         tile: positions and channels of a tile.
-        pool: grid and tiles a program where positions are summed.
-        multiply: the same where every value is written.
+        grid: samples, blocks of channels and parts of the positions.
+        turns: tiles of a part.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
-        row: channels and hidden values of a tile of the perceptron's weights, and its warps.
-        columns: positions of a program of the convolution.
+        row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
+            warps.
     """
 
     steps: tuple[int, int]
     tile: tuple[int, int]
-    pool: tuple[tuple[int, int, int], int]
-    multiply: tuple[tuple[int, int, int], int]
+    grid: tuple[int, int, int]
+    turns: int
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
     row: tuple[int, int, int]
-    columns: int
+
+    @property
+    def rows(self) -> int:
+        """Parts that a sum over channels and positions comes in."""
+        return self.grid[1] * self.grid[2]
 
 
 def _ceil(a: int, b: int) -> int:
@@ -84,33 +92,27 @@ def _power(n: int) -> int:
 @lru_cache(maxsize=1024)
 def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     if last:
-        wide = min(64, _power(c))
+        wide = min(_power(c), max(64, 2 * ELEMENTS // _power(size)), 128)
         tile = min(_power(size), ELEMENTS // wide), wide
-        deep = min(128, _power(c))
+        deep = min(512, _power(c))
         across = min(_power(size), ELEMENTS // deep), deep
     else:
-        rows = min(256, _power(size))
-        tile = rows, min(_power(c), ELEMENTS // rows)
         rows = min(128, _power(size))
-        across = rows, min(_power(c), ELEMENTS // rows)
+        tile = rows, min(_power(c), ELEMENTS // rows)
+        across = tile
     blocks, tiles = _ceil(c, tile[1]), _ceil(size, tile[0])
-
-    def parts(programs: int) -> tuple[tuple[int, int, int], int]:
-        steps = _ceil(tiles, max(1, min(tiles, _ceil(programs, n * blocks))))
-        return (n, blocks, _ceil(tiles, steps)), steps
-
+    turns = _ceil(tiles, max(1, min(tiles, BUSY // (n * blocks))))
     lines = _ceil(size, across[0])
     steps = _ceil(lines, max(1, min(lines, _ceil(BUSY, n))))
     weights = _power(c), min(_power(hidden), max(1, min(16, 2 * ELEMENTS // _power(c))))
     return _Plan(
         steps=(c, 1) if last else (1, size),
         tile=tile,
-        pool=parts(BUSY),
-        multiply=parts(4 * BUSY),
+        grid=(n, blocks, _ceil(tiles, turns)),
+        turns=turns,
         across=across,
         positions=((n, _ceil(lines, steps)), steps),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
-        columns=_columns(size),
     )
 
 
@@ -158,46 +160,50 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     pools, norm = inputs[-2:]
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
+    _, blocks, parts = plan.grid
     out = empty_like(x)
     state = empty((n, 4 * c + 2 * hidden), torch.float32, x.device)
-    grid, turns = plan.pool
-    partial = empty((n, grid[2], 3, c), torch.float32, x.device)
-    launch(channel.pool, grid, (x, partial), (size, c, *steps, turns, pools.max, *tile), num_warps=8)
-    sizes: tuple[int, ...] = size, c, hidden, grid[2], *pools, row, deep
-    launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
-    maps = moments = None
+    partial = empty((n, parts, 3, c), torch.float32, x.device)
+    squeeze = parts == 1 or not pools.max
+    rows = empty((n, plan.rows, 2, hidden), torch.float32, x.device) if squeeze else None
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, HIDDEN
+    launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, num_warps=8)
+    excite = squeeze and norm is None
+    if not squeeze:
+        row, deep, warps = plan.row
+        sizes = size, c, hidden, parts, *pools, row, deep
+        launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
+    elif not excite:
+        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], HIDDEN, ROWS
+        launch(channel.excite, (n, blocks), (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
+    maps = moments = spread = None
+    statistics: tuple[Any, ...] = None, None, None
+    numbers: tuple[Any, ...] = 0, 0, 0.0, 0.0
     if norm is not None:
-        maps, moments = _spatial_forward(x, state, weight, gamma, beta, norm, plan)
-    grid, turns = plan.multiply
-    flags = amount is not None, norm is not None
-    tensors = x, out, state, state if maps is None else maps, state if amount is None else amount
-    launch(channel.multiply, grid, tensors, (size, c, hidden, *steps, turns, *flags, *tile), num_warps=8)
+        maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
+        moments = empty((4,), torch.float32, x.device)
+        statistics, numbers = norm[:3], (n * size, spread.shape[1], norm.momentum, norm.eps)
+    perceptron = (partial, rows, b1, w2, b2) if excite else (None,) * 5
+    tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
+    flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
+    sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
+    tiles = *plan.tile, HIDDEN, ROWS, MOMENTS
+    launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
 
-def _spatial_forward(
-    x: Tensor, state: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, norm: Norm, plan: _Plan
-) -> tuple[Tensor, Tensor]:
-    """The maps (N, 5, H·W) of the spatial gate, and mean and 1/deviation of its norm (2,)."""
+def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, plan: _Plan) -> tuple[Tensor, Tensor]:
+    """The maps (N, 4, H·W) of the spatial gate, and in training sums of the convolution's output, (3, parts)."""
     n, c, h, w = x.shape
-    size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
-    maps = empty((n, 5, size), torch.float32, x.device)
+    size, across = h * w, plan.across
+    maps = empty((n, 4, size), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, *across
     launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
-    blocks = _ceil(size, columns)
-    parts = n * blocks
-    partial = empty((3, parts), torch.float32, x.device)
-    moments = empty((2,), torch.float32, x.device)
-    sizes = h, w, 5 * size, 5 * size, 3 * size, *_strides(weight), kernel, norm.training, columns
-    launch(spatial.convolve, (n, blocks), (maps, weight, maps, partial), sizes)
-    launch(
-        spatial.normalise,
-        (_ceil(n * size, POSITIONS),),
-        (maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments),
-        (n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts))),
-    )
-    return maps, moments
+    blocks = _ceil(size, COLUMNS)
+    spread = empty((3, n * blocks), torch.float32, x.device)
+    sizes = h, w, 4 * size, 4 * size, 3 * size, *_strides(weight), weight.shape[-1], training, COLUMNS
+    launch(spatial.convolve, (n, blocks), (maps, weight, maps, spread), sizes)
+    return maps, spread
 
 
 def backward(
@@ -223,73 +229,90 @@ def backward(
 def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     """As :func:`backward`."""
     parameters, (state, maps, moments), (pools, training, of_parameters) = inputs[:8], inputs[8:11], inputs[11:]
-    w1, _, w2, _, amount, weight, gamma, _ = parameters
-    hidden, maps = w1.shape[0], state if maps is None else maps
+    w1, _, w2, _, amount, weight, _, _ = parameters
+    hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
-    share, flags = state if amount is None else amount, (amount is not None, weight is not None)
-    dx, grads = empty_like(x), empty_like(state)
+    (_, blocks, parts), flags = plan.grid, (amount is not None, weight is not None)
+    dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
-    damount = grads if amount is None else gradients[4]
-    dmaps = state  # not used
+    dmaps = taps = None
     if weight is not None:
         kept = Kept(state, maps, moments)
-        dmaps = _spatial_backward(
-            g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0], of_parameters
-        )
-    grid, turns = plan.pool
-    partial = empty((n, grid[2], c), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, *steps, turns, *flags, *tile
-    launch(channel.gate_grad, grid, (g, x, maps, dmaps, share, partial), sizes, num_warps=8)
-    sizes = size, c, hidden, grid[2], *pools, *flags, row, deep
-    launch(channel.perceptron_grad, (n,), (partial, state, grads, w1, w2, share), sizes, num_warps=warps)
-    grid, turns = plan.multiply
-    sizes = size, c, hidden, *steps, turns, *pools, *flags, *tile
-    launch(channel.input_grad, grid, (g, dx, state, grads, maps, dmaps, share), sizes, num_warps=8)
+        dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
+    logits = empty((n, parts, c), torch.float32, x.device)
+    of_hidden = empty((n, plan.rows, hidden + 1), torch.float32, x.device)
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, HIDDEN
+    launch(
+        channel_grad.gate_grad, plan.grid, (g, x, state, w2, logits, of_hidden, amount, maps, dmaps, moments), sizes,
+        num_warps=8,
+    )  # fmt: skip
+    extra = 0
     if of_parameters:
-        sizes = n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
-        grid = _ceil(c, 32), _ceil(hidden, 16), 1
-        launch(channel.parameter_grad, grid, (state, grads, *gradients[:4], damount), sizes)
+        extra = _ceil(c, WEIGHTS[1]) * _ceil(hidden, WEIGHTS[2]) + (weight is not None)
+    count, columns = (0, 1) if taps is None else taps.shape
+    tensors = g, dx, state, w1, logits, of_hidden, amount, maps, dmaps, moments, taps, *gradients[:6]
+    sizes = n, size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, blocks, extra, count, columns
+    tiles = *plan.tile, HIDDEN, ROWS, *WEIGHTS, _power(columns)
+    programs = extra + n * blocks * parts
+    launch(channel_grad.input_grad, (programs,), tensors, (*sizes, *pools, *flags, of_parameters, *tiles), num_warps=8)
     return [dx, *gradients]
 
 
 def _spatial_backward(
-    g: Tensor, x: Tensor, share: Tensor, weight: Tensor, gamma: Tensor, kept: Kept, damount: Tensor,
-    gradients: list[Any], plan: _Plan, training: bool, blend: bool, of_parameters: bool,
-) -> Tensor:  # fmt: skip
-    """The gradients of the maps (N, 3, H·W); fills in those of the gate's parameters and of the amount."""
+    g: Tensor, x: Tensor, amount: Tensor | None, weight: Tensor, kept: Kept, gradients: list[Any], plan: _Plan,
+    training: bool, of_parameters: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of the maps (N, 3, H·W), and parts of that of the convolution's weight, (rows, 2·K²).
+
+    Fills in those of the norm's parameters and of the amount.
+    """
     (n, c, h, w), (state, maps, moments) = x.shape, kept
-    size, kernel, columns = h * w, weight.shape[-1], plan.columns
+    size = h * w
     dmaps = empty((n, 3, size), torch.float32, x.device)
     grid, turns = plan.positions
     parts = grid[0] * grid[1]
-    partial = empty((3, parts), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
-    launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, share, partial), sizes, num_warps=8)
-    launch(
-        spatial.norm_grad,
-        (_ceil(n * size, POSITIONS),),
-        (maps, dmaps, partial, gamma, moments, *gradients[6:], damount),
-        (n * size, size, parts, training, blend, POSITIONS, min(POSITIONS, _power(parts))),
-    )
-    sizes = h, w, 3 * size, 3 * size, size, *_strides(weight), kernel, columns
-    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (dmaps, weight, dmaps), sizes)
-    if of_parameters:
-        _weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size, gradients[5])
-    return dmaps
+    sums = empty((3, parts), torch.float32, x.device)
+    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, amount is not None, *plan.across
+    launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, amount, sums), sizes, num_warps=8)
+    norm = sums, moments, gradients[6], gradients[7], gradients[4]
+    steps = 4 * size, 3 * size, 3 * size, size
+    taps = _convolution_grad(dmaps, maps, weight, dmaps, h, w, steps, norm, parts, training, of_parameters)
+    return dmaps, taps
 
 
-def _weight_grad(
-    pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_step: int, g_step: int, out: Tensor
-) -> None:
-    """Gradient of the convolution's weight, (1, 2, K, K), into ``out``, which is laid out like it."""
-    kernel, count = weight.shape[-1], len(g) * h * w
-    steps = max(4, _ceil(count, ROWS * PROGRAMS))
-    programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
-    sums = empty((programs, taps), torch.float32, g.device)
-    sizes: tuple[int, ...] = count, h, w, pair_step, g_step, *_strides(weight), steps, kernel, ROWS, _power(taps)
-    launch(spatial.convolution_weight_grad, (programs,), (pair, g, sums), sizes)
-    sum_parts(sums, out.dtype, out)
+def _convolution_grad(
+    g: Tensor, pair: Tensor, weight: Tensor, dpair: Tensor, h: int, w: int, steps: tuple[int, int, int, int],
+    norm: tuple[Tensor | None, ...], parts: int, training: bool, of_weight: bool,
+) -> Tensor | None:  # fmt: skip
+    """Gradient of the maps into ``dpair``, and parts of that of the weight, (rows, 2·K²).
+
+    Args:
+        g: gradient of the convolution's output or, with ``norm``, of the norm's.
+        pair: the maps; with ``norm`` all of the spatial gate's.
+        weight: (1, 2, K, K).
+        dpair: what is written to.
+        h: height.
+        w: width.
+        steps: between samples of ``pair``, ``g`` and ``dpair``, and where in ``dpair`` the first map begins.
+        norm: sums for its gradients, its moments, gradients of its weight and bias and of the amount; or all None.
+        parts: of the sums.
+        training: whether the norm used the statistics of the batch.
+        of_weight: whether the gradient of the weight is needed.
+    """
+    n, size, kernel = len(g), h * w, weight.shape[-1]
+    taps, chunks, turns, columns = None, 1, 0, 2 * kernel * kernel
+    if of_weight:
+        tiles = _ceil(size, POINTS)
+        turns = _ceil(tiles, max(1, min(tiles, PROGRAMS // n)))
+        chunks = _ceil(tiles, turns)
+        taps = empty((n * chunks, columns), torch.float32, g.device)
+    blocks, extra = _ceil(size, COLUMNS), 0 if taps is None else len(taps)
+    flags = of_weight, norm[0] is not None, training, norm[4] is not None
+    sizes: tuple[int, ...] = n * size, h, w, *steps, *_strides(weight), turns, blocks, chunks, extra, parts
+    tiles_of = COLUMNS, _power(columns), POINTS, MOMENTS
+    tensors = g, pair, weight, dpair, taps, *norm
+    launch(spatial.convolution_grad, (extra + n * blocks,), tensors, (*sizes, kernel, *flags, *tiles_of))
+    return taps
 
 
 def _strides(weight: Tensor) -> tuple[int, int]:
@@ -297,30 +320,25 @@ def _strides(weight: Tensor) -> tuple[int, int]:
     return (weight.shape[-1] ** 2, 1) if weight.is_contiguous() else (1, 2)
 
 
-def _columns(size: int) -> int:
-    """Positions of a program of the convolution."""
-    return max(128, min(512, _power(size)))
-
-
 @on_its_device
 def convolve(pair: Tensor, weight: Tensor) -> Tensor:
     """The convolution of a spatial gate by itself: contiguous (N, 2, H, W) and (1, 2, K, K) to float32 (N, 1, H, W)."""
     n, _, h, w = pair.shape
-    size, columns = h * w, _columns(h * w)
+    size = h * w
     out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
-    sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, columns
-    launch(spatial.convolve, (n, _ceil(size, columns)), (pair, weight, out, out), sizes)
+    sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, COLUMNS
+    launch(spatial.convolve, (n, _ceil(size, COLUMNS)), (pair, weight, out, None), sizes)
     return out
 
 
 @on_its_device
 def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of both arguments of :func:`convolve`; all contiguous."""
-    n, _, h, w = pair.shape
-    size, columns = h * w, _columns(h * w)
-    dpair = torch.empty_like(pair)
-    sizes: tuple[int, ...] = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
-    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (g, weight, dpair), sizes)
-    dweight = torch.empty_like(weight)
-    _weight_grad(pair, g, weight, h, w, 2 * size, size, dweight)
+    _, _, h, w = pair.shape
+    size = h * w
+    dpair, dweight = torch.empty_like(pair), torch.empty_like(weight)
+    steps = 2 * size, size, 2 * size, 0
+    taps = _convolution_grad(g, pair, weight, dpair, h, w, steps, (None,) * 5, 0, False, True)
+    assert taps is not None
+    sum_parts(taps, dweight.dtype, dweight)
     return dpair, dweight
