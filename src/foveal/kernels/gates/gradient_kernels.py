@@ -1,9 +1,10 @@
 """Triton kernels of the gradients of the channel gate, and of the multiplication of a map by gates.
 
-Tiles, parts, rows and flags are those of :mod:`.channel_kernels`. Between the two kernels lie, in float32::
+Tiles, parts, rows and flags are those of :mod:`.channel_kernels`. Between the kernels lie, in float32::
 
-    logits:  gradient of the channel gate's logits, (N, PARTS, C)
-    hidden:  gradient of its hidden values before the ReLU's, and of the amount, (N, ROWS, D + 1)
+    logits:  parts of the gradient of the channel gate's logits, (N, PARTS, C)
+    hidden:  parts of that of its hidden values, after the ReLU, and of the amount, (N, ROWS, D + 1)
+    grads:   sums of both, without the amount, (N, C + D)
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -16,7 +17,7 @@ import triton.language as tl
 from foveal.kernels.gates.channel_kernels import _sum_rows
 from foveal.kernels.gates.spatial_kernels import _spatial_gate
 
-SIZES = ("N", "HW", "D", "STEPS", "PARTS", "ROWS", "BLOCKS", "EXTRA", "WEIGHT_ROWS", "TAPS")
+SIZES = ("N", "HW", "D", "STEPS", "ROWS", "WEIGHT_ROWS", "TAPS", "EXTRA")
 """As in :mod:`.channel_kernels`."""
 
 
@@ -74,49 +75,24 @@ def _attended_grad(maps, dmaps, p, here, c, HW, C):
 
 @triton.jit(do_not_specialize=SIZES)
 def input_grad(
-    g, dx, state, w1, logits, hidden, amount, maps, dmaps, moments, taps, dw1, db1, dw2, db2, damount, dweight,
-    N, HW, C, D, SP, SC, STEPS, PARTS, ROWS, BLOCKS, EXTRA, WEIGHT_ROWS, TAPS,
-    AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr, PARAMETERS: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-    PN: tl.constexpr, PC: tl.constexpr, PD: tl.constexpr, PR: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Gradient of x; with PARAMETERS, the first EXTRA programs compute gradients of parameters.
-
-    BLOCKS of channels and PARTS of positions follow each other for each sample. With SPATIAL the last program of EXTRA
-    adds up the WEIGHT_ROWS rows of the gradient of the convolution's weight.
-    """
-    program = tl.program_id(0) - EXTRA
-    if program >= 0:
-        n, block, part = program // PARTS // BLOCKS, program // PARTS % BLOCKS, program % PARTS
-        _input_grad(
-            g, dx, state, w1, hidden, amount, maps, dmaps, moments, n, block, part, HW, C, D, SP, SC, STEPS, ROWS,
-            AVG, MAX, BLEND, SPATIAL, BP, BC, BD, BR,
-        )  # fmt: skip
-    elif PARAMETERS:
-        if SPATIAL:
-            if program == -1:
-                tap = tl.arange(0, BT)
-                total = _sum_rows(taps, tap, tap < TAPS, WEIGHT_ROWS, TAPS, BR)
-                tl.store(dweight + tap, total.to(dweight.dtype.element_ty), mask=tap < TAPS)
-        if program < (-1 if SPATIAL else 0):
-            _parameter_grad(
-                state, logits, hidden, dw1, db1, dw2, db2, damount, program + EXTRA, N, C, D, PARTS, ROWS,
-                AVG, MAX, BLEND and not SPATIAL, PN, PC, PD, PR,
-            )  # fmt: skip
-
-
-@triton.jit
-def _input_grad(
-    g, dx, state, w1, hidden, amount, maps, dmaps, moments, n, block, part, HW, C, D, SP, SC, STEPS, ROWS,
+    g, dx, state, w1, logits, hidden, grads, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS, ROWS,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
+    """Gradient of x, and the sums ``grads``."""
+    n, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     c = block * BC + tl.arange(0, BC)
     known = c < C
     g += n.to(tl.int64) * HW * C
     dx += n.to(tl.int64) * HW * C
     state += n * (4 * C + 2 * D)
     hidden += n * ROWS * (D + 1)
+    grads += n * (C + D)
+    if part == 0:
+        total = tl.zeros((BC,), tl.float32)
+        for i in range(tl.num_programs(2)):
+            total += tl.load(logits + (n * tl.num_programs(2) + i) * C + c, mask=known, other=0.0)
+        tl.store(grads + c, total, mask=known)
     of_mean, of_top = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for start in range(0, D, BD):
         d = start + tl.arange(0, BD)
@@ -124,6 +100,8 @@ def _input_grad(
         into = tl.load(w1 + d[:, None] * C + c[None, :], mask=exists[:, None] & known[None, :], other=0.0)
         into = into.to(tl.float32)
         grad = _sum_rows(hidden, d, exists, ROWS, D + 1, BR)
+        if (block == 0) & (part == 0):
+            tl.store(grads + C + d, grad, mask=exists)
         if AVG:
             alive = tl.load(state + 4 * C + d, mask=exists, other=0.0) > 0
             of_mean += tl.sum(into * tl.where(alive, grad, 0.0)[:, None], 0)
@@ -143,14 +121,14 @@ def _input_grad(
         p = (part * STEPS + i) * BP + tl.arange(0, BP)
         here = p < HW
         inside, at = here[:, None] & known[None, :], p[:, None] * SP + c[None, :] * SC
-        gate = factor
+        value = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
+        total = value * share
         if SPATIAL:
-            gate = factor * _spatial_gate(maps, p, here, HW, mean, scale, shift)[:, None]
+            spatial = share * _spatial_gate(maps, p, here, HW, mean, scale, shift)
+            total = value * spatial[:, None] + _attended_grad(maps, dmaps, p, here, c, HW, C)
+        total *= factor
         if BLEND:
-            gate = 1 + share * (gate - 1)
-        total = tl.load(g + at, mask=inside, other=0.0).to(tl.float32) * gate
-        if SPATIAL:
-            total += factor * _attended_grad(maps, dmaps, p, here, c, HW, C)
+            total += value * (1 - share)
         if AVG:
             total += of_mean[None, :]
         if MAX:
@@ -158,13 +136,36 @@ def _input_grad(
         tl.store(dx + at, total.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _parameter_grad(
-    state, logits, hidden, dw1, db1, dw2, db2, damount, tile, N, C, D, PARTS, ROWS,
-    AVG: tl.constexpr, MAX: tl.constexpr, AMOUNT: tl.constexpr,
-    BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+@triton.jit(do_not_specialize=SIZES)
+def parameter_grad(
+    state, grads, hidden, taps, dw1, db1, dw2, db2, damount, dweight, N, C, D, ROWS, WEIGHT_ROWS, TAPS, EXTRA,
+    AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
+    BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of the perceptron's weights, its biases and, with AMOUNT, of the amount."""
+    """Gradients of all parameters: sums over the samples.
+
+    With SPATIAL the first EXTRA programs add up the WEIGHT_ROWS parts of that of the convolution's weight, BT taps each.
+    """
+    tile = tl.program_id(0) - EXTRA
+    if tile >= 0:
+        _perceptron_grad(state, grads, dw1, db1, dw2, db2, tile, N, C, D, AVG, MAX, BN, BC, BD)
+        if BLEND and not SPATIAL:
+            if tile == 0:
+                one = tl.arange(0, 1)
+                total = _sum_rows(hidden + D, one, one == 0, N * ROWS, D + 1, BR)
+                tl.store(damount + one, total.to(damount.dtype.element_ty))
+    elif SPATIAL:
+        tap = tl.program_id(0) * BT + tl.arange(0, BT)
+        total = _sum_rows(taps, tap, tap < TAPS, WEIGHT_ROWS, TAPS, BR)
+        tl.store(dweight + tap, total.to(dweight.dtype.element_ty), mask=tap < TAPS)
+
+
+@triton.jit
+def _perceptron_grad(
+    state, grads, dw1, db1, dw2, db2, tile, N, C, D,
+    AVG: tl.constexpr, MAX: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a tile of the perceptron's weights, and of its biases."""
     across = tl.cdiv(D, BD)
     block_c, block_d = tile // across, tile % across
     c, d = block_c * BC + tl.arange(0, BC), block_d * BD + tl.arange(0, BD)
@@ -175,33 +176,25 @@ def _parameter_grad(
         n = start + tl.arange(0, BN)
         real = n < N
         wide, narrow = real[:, None] & known[None, :], real[:, None] & exists[None, :]
-        of_c = (n * (4 * C + 2 * D))[:, None] + c[None, :]
-        of_d = (n * (4 * C + 2 * D) + 4 * C)[:, None] + d[None, :]
-        of_logits = tl.zeros((BN, BC), tl.float32)
-        for part in range(PARTS):
-            of_logits += tl.load(logits + (n * PARTS + part)[:, None] * C + c[None, :], mask=wide, other=0.0)
-        of_hidden = tl.zeros((BN, BD), tl.float32)
-        for begin in range(0, ROWS, BR):
-            r = begin + tl.arange(0, BR)
-            at = hidden + ((n * ROWS)[:, None] + r[None, :])[:, :, None] * (D + 1) + d[None, None, :]
-            there = (real[:, None] & (r < ROWS)[None, :])[:, :, None] & exists[None, None, :]
-            of_hidden += tl.sum(tl.load(at, mask=there, other=0.0), 1)
-        values = tl.zeros((BN, BD), tl.float32)
+        row, column = (n * (4 * C + 2 * D))[:, None], (n * (C + D))[:, None]
+        of_logits = tl.load(grads + column + c[None, :], mask=wide, other=0.0)
+        of_hidden = tl.load(grads + column + C + d[None, :], mask=narrow, other=0.0)
+        hidden = tl.zeros((BN, BD), tl.float32)
         if AVG:
-            value = tl.load(state + of_d, mask=narrow, other=0.0)
+            value = tl.load(state + row + 4 * C + d[None, :], mask=narrow, other=0.0)
+            pooled = tl.load(state + row + C + c[None, :], mask=wide, other=0.0)
             grad = tl.where(value > 0, of_hidden, 0.0)
-            pooled = tl.load(state + C + of_c, mask=wide, other=0.0)
             into = tl.dot(tl.trans(grad), pooled, into, input_precision="ieee")
             bias_into += tl.sum(grad, 0)
-            values += value
+            hidden += value
         if MAX:
-            value = tl.load(state + D + of_d, mask=narrow, other=0.0)
+            value = tl.load(state + row + 4 * C + D + d[None, :], mask=narrow, other=0.0)
+            pooled = tl.load(state + row + 2 * C + c[None, :], mask=wide, other=0.0)
             grad = tl.where(value > 0, of_hidden, 0.0)
-            pooled = tl.load(state + 2 * C + of_c, mask=wide, other=0.0)
             into = tl.dot(tl.trans(grad), pooled, into, input_precision="ieee")
             bias_into += tl.sum(grad, 0)
-            values += value
-        out = tl.dot(tl.trans(of_logits), values, out, input_precision="ieee")
+            hidden += value
+        out = tl.dot(tl.trans(of_logits), hidden, out, input_precision="ieee")
         bias_out += tl.sum(of_logits, 0)
     if AVG and MAX:
         bias_out *= 2
@@ -211,10 +204,3 @@ def _parameter_grad(
         tl.store(db2 + c, bias_out.to(db2.dtype.element_ty), mask=known)
     if block_c == 0:
         tl.store(db1 + d, bias_into.to(db1.dtype.element_ty), mask=exists)
-    if AMOUNT:
-        if tile == 0:
-            shares = tl.zeros((BN * BR,), tl.float32)
-            for start in range(0, N * ROWS, BN * BR):
-                r = start + tl.arange(0, BN * BR)
-                shares += tl.load(hidden + r * (D + 1) + D, mask=r < N * ROWS, other=0.0)
-            tl.store(damount, tl.sum(shares, 0).to(damount.dtype.element_ty))

@@ -19,8 +19,9 @@ from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
 BUSY = 1024  # programs that keep a large GPU busy
-HIDDEN, ROWS = 32, 32  # hidden values of a tile of the perceptron's weights, and rows that are added up at once
-WEIGHTS = 16, 32, 16, 8  # samples, channels, hidden values and rows of a tile of the gradients of these weights
+HIDDEN = 32, 128  # values of a tile of the perceptron's weights: of few, and of many hidden ones
+ROWS = 32  # rows of a sum that are added up at once
+WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
 COLUMNS = 512  # positions of a program of the convolution
 POINTS, PROGRAMS = 32, 528  # positions of a tile of its weight's gradient, and the programs that are aimed at
 MOMENTS = 1024  # parts of the norm's sums that are added up at once
@@ -62,6 +63,7 @@ class _Plan(NamedTuple):
         turns: tiles of a part.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
+        hidden: hidden values of a tile of the perceptron's weights, beside the channels of a tile.
         row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
             warps.
     """
@@ -72,6 +74,7 @@ class _Plan(NamedTuple):
     turns: int
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
+    hidden: int
     row: tuple[int, int, int]
 
     @property
@@ -92,7 +95,7 @@ def _power(n: int) -> int:
 @lru_cache(maxsize=1024)
 def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     if last:
-        wide = min(_power(c), max(64, 2 * ELEMENTS // _power(size)), 128)
+        wide = min(64, _power(c))
         tile = min(_power(size), ELEMENTS // wide), wide
         deep = min(512, _power(c))
         across = min(_power(size), ELEMENTS // deep), deep
@@ -112,6 +115,7 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         turns=turns,
         across=across,
         positions=((n, _ceil(lines, steps)), steps),
+        hidden=HIDDEN[hidden > HIDDEN[0]],
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
     )
 
@@ -166,7 +170,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     partial = empty((n, parts, 3, c), torch.float32, x.device)
     squeeze = parts == 1 or not pools.max
     rows = empty((n, plan.rows, 2, hidden), torch.float32, x.device) if squeeze else None
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, HIDDEN
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, plan.hidden
     launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, num_warps=8)
     excite = squeeze and norm is None
     if not squeeze:
@@ -174,7 +178,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
         sizes = size, c, hidden, parts, *pools, row, deep
         launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     elif not excite:
-        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], HIDDEN, ROWS
+        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], plan.hidden, ROWS
         launch(channel.excite, (n, blocks), (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
     maps = moments = spread = None
     statistics: tuple[Any, ...] = None, None, None
@@ -187,7 +191,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
     flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
     sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
-    tiles = *plan.tile, HIDDEN, ROWS, MOMENTS
+    tiles = *plan.tile, plan.hidden, ROWS, MOMENTS
     launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
@@ -232,7 +236,7 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     w1, _, w2, _, amount, weight, _, _ = parameters
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    (_, blocks, parts), flags = plan.grid, (amount is not None, weight is not None)
+    parts, flags = plan.grid[2], (amount is not None, weight is not None)
     dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
@@ -241,20 +245,20 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
         dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
     logits = empty((n, parts, c), torch.float32, x.device)
     of_hidden = empty((n, plan.rows, hidden + 1), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, HIDDEN
-    launch(
-        channel_grad.gate_grad, plan.grid, (g, x, state, w2, logits, of_hidden, amount, maps, dmaps, moments), sizes,
-        num_warps=8,
-    )  # fmt: skip
-    extra = 0
+    grads = empty((n, c + hidden), torch.float32, x.device)
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, plan.hidden
+    tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, amount, maps, dmaps, moments
+    launch(channel_grad.gate_grad, plan.grid, tensors, sizes, num_warps=8)
+    sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, plan.hidden, ROWS
+    tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
+    launch(channel_grad.input_grad, plan.grid, tensors, sizes, num_warps=8)
     if of_parameters:
-        extra = _ceil(c, WEIGHTS[1]) * _ceil(hidden, WEIGHTS[2]) + (weight is not None)
-    count, columns = (0, 1) if taps is None else taps.shape
-    tensors = g, dx, state, w1, logits, of_hidden, amount, maps, dmaps, moments, taps, *gradients[:6]
-    sizes = n, size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, blocks, extra, count, columns
-    tiles = *plan.tile, HIDDEN, ROWS, *WEIGHTS, _power(columns)
-    programs = extra + n * blocks * parts
-    launch(channel_grad.input_grad, (programs,), tensors, (*sizes, *pools, *flags, of_parameters, *tiles), num_warps=8)
+        count, columns = (0, 0) if taps is None else taps.shape
+        extra = _ceil(columns, WEIGHTS[4])
+        programs = extra + _ceil(c, WEIGHTS[1]) * _ceil(hidden, WEIGHTS[2])
+        sizes = n, c, hidden, plan.rows, count, columns, extra, *pools, *flags, *WEIGHTS
+        tensors = state, grads, of_hidden, taps, *gradients[:6]
+        launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
     return [dx, *gradients]
 
 
