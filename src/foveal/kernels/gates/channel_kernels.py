@@ -26,11 +26,15 @@ import triton.language as tl
 
 from foveal.kernels.gates.spatial_kernels import _moments, _spatial_gate
 
-SIZES = ("HW", "D", "STEPS", "PARTS", "ROWS", "M", "MOMENTS", "momentum", "eps")
-"""Arguments whose values Triton does not compile kernels of their own for: that would only slow the first step."""
+SIZES = ("HW", "STEPS", "PARTS", "ROWS", "M", "MOMENTS", "momentum", "eps")
+"""Arguments whose values Triton does not compile kernels of their own for: that would only slow the first step.
+
+D is one of them where neither rows nor the second layer's weights, (C, D), are read: known to be a multiple of 16, it
+lets four numbers be loaded at once.
+"""
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=(*SIZES, "D"))
 def pool(
     x, partial, rows, w1, HW, C, D, SP, SC, STEPS,
     AVG: tl.constexpr, MAX: tl.constexpr, SQUEEZE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,

@@ -3,8 +3,9 @@
 Tiles, parts, rows and flags are those of :mod:`.channel_kernels`. Between the kernels lie, in float32::
 
     logits:  parts of the gradient of the channel gate's logits, (N, PARTS, C)
-    hidden:  parts of that of its hidden values, after the ReLU, and of the amount, (N, ROWS, D + 1)
-    grads:   sums of both, without the amount, (N, C + D)
+    hidden:  parts of that of its hidden values, after the ReLU, (N, ROWS, D)
+    grads:   sums of both, (N, C + D)
+    shares:  with BLEND, but not with SPATIAL: parts of the gradient of the amount, (N, ROWS)
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -17,13 +18,13 @@ import triton.language as tl
 from foveal.kernels.gates.channel_kernels import _sum_rows
 from foveal.kernels.gates.spatial_kernels import _spatial_gate
 
-SIZES = ("N", "HW", "D", "STEPS", "ROWS", "WEIGHT_ROWS", "TAPS", "EXTRA")
+SIZES = ("N", "HW", "STEPS", "ROWS", "WEIGHT_ROWS", "TAPS", "EXTRA")
 """As in :mod:`.channel_kernels`."""
 
 
 @triton.jit(do_not_specialize=SIZES)
 def gate_grad(
-    g, x, state, w2, logits, hidden, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS,
+    g, x, state, w2, logits, hidden, shares, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS,
     BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the logits from a part of the positions, and what it is of the hidden values."""
@@ -51,9 +52,9 @@ def gate_grad(
     of_gate = tl.sum(total, 0)
     gate = tl.load(state + n * (4 * C + 2 * D) + c, mask=known, other=0.0)
     to = n * tl.num_programs(2) + part
-    row = hidden + (to * tl.num_programs(1) + block) * (D + 1)
+    row = to * tl.num_programs(1) + block
     if BLEND and not SPATIAL:
-        tl.store(row + D, tl.sum(tl.where(known, of_gate * (gate - 1), 0.0), 0))
+        tl.store(shares + row, tl.sum(tl.where(known, of_gate * (gate - 1), 0.0), 0))
         of_gate *= share
     of_logits = of_gate * gate * (1 - gate)
     tl.store(logits + to * C + c, of_logits, mask=known)
@@ -61,7 +62,7 @@ def gate_grad(
         d = start + tl.arange(0, BD)
         both = known[:, None] & (d < D)[None, :]
         out = tl.load(w2 + c[:, None] * D + d[None, :], mask=both, other=0.0).to(tl.float32)
-        tl.store(row + d, tl.sum(out * of_logits[:, None], 0), mask=d < D)
+        tl.store(hidden + row * D + d, tl.sum(out * of_logits[:, None], 0), mask=d < D)
 
 
 @triton.jit
@@ -86,7 +87,7 @@ def input_grad(
     g += n.to(tl.int64) * HW * C
     dx += n.to(tl.int64) * HW * C
     state += n * (4 * C + 2 * D)
-    hidden += n * ROWS * (D + 1)
+    hidden += n * ROWS * D
     grads += n * (C + D)
     if part == 0:
         total = tl.zeros((BC,), tl.float32)
@@ -99,7 +100,7 @@ def input_grad(
         exists = d < D
         into = tl.load(w1 + d[:, None] * C + c[None, :], mask=exists[:, None] & known[None, :], other=0.0)
         into = into.to(tl.float32)
-        grad = _sum_rows(hidden, d, exists, ROWS, D + 1, BR)
+        grad = _sum_rows(hidden, d, exists, ROWS, D, BR)
         if (block == 0) & (part == 0):
             tl.store(grads + C + d, grad, mask=exists)
         if AVG:
@@ -136,9 +137,9 @@ def input_grad(
         tl.store(dx + at, total.to(dx.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=(*SIZES, "D"))
 def parameter_grad(
-    state, grads, hidden, taps, dw1, db1, dw2, db2, damount, dweight, N, C, D, ROWS, WEIGHT_ROWS, TAPS, EXTRA,
+    state, grads, shares, taps, dw1, db1, dw2, db2, damount, dweight, N, C, D, ROWS, WEIGHT_ROWS, TAPS, EXTRA,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
     BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
@@ -152,7 +153,7 @@ def parameter_grad(
         if BLEND and not SPATIAL:
             if tile == 0:
                 one = tl.arange(0, 1)
-                total = _sum_rows(hidden + D, one, one == 0, N * ROWS, D + 1, BR)
+                total = _sum_rows(shares, one, one == 0, N * ROWS, 1, BR)
                 tl.store(damount + one, total.to(damount.dtype.element_ty))
     elif SPATIAL:
         tap = tl.program_id(0) * BT + tl.arange(0, BT)

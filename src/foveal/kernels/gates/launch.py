@@ -18,8 +18,9 @@ from foveal.kernels.support import on_its_device
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
+REGISTERS = 80  # of a thread at most with a spatial gate: a multiprocessor then runs 24 warps, not 16
 BUSY = 1024  # programs that keep a large GPU busy
-HIDDEN = 32, 128  # values of a tile of the perceptron's weights: of few, and of many hidden ones
+HIDDEN = 32, 64  # values of a tile of the perceptron's weights: of few, and of many hidden ones
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
 COLUMNS = 512  # positions of a program of the convolution
@@ -240,24 +241,27 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
+    deep, options = plan.hidden, {"num_warps": 8}
     if weight is not None:
+        deep, options["maxnreg"] = HIDDEN[0], REGISTERS
         kept = Kept(state, maps, moments)
         dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
     logits = empty((n, parts, c), torch.float32, x.device)
-    of_hidden = empty((n, plan.rows, hidden + 1), torch.float32, x.device)
+    of_hidden = empty((n, plan.rows, hidden), torch.float32, x.device)
+    shares = empty((n, plan.rows), torch.float32, x.device) if flags == (True, False) else None
     grads = empty((n, c + hidden), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, plan.hidden
-    tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, amount, maps, dmaps, moments
-    launch(channel_grad.gate_grad, plan.grid, tensors, sizes, num_warps=8)
-    sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, plan.hidden, ROWS
+    tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
+    launch(channel_grad.gate_grad, plan.grid, tensors, sizes, **options)
+    sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, deep, ROWS
     tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
-    launch(channel_grad.input_grad, plan.grid, tensors, sizes, num_warps=8)
+    launch(channel_grad.input_grad, plan.grid, tensors, sizes, **options)
     if of_parameters:
         count, columns = (0, 0) if taps is None else taps.shape
         extra = _ceil(columns, WEIGHTS[4])
         programs = extra + _ceil(c, WEIGHTS[1]) * _ceil(hidden, WEIGHTS[2])
         sizes = n, c, hidden, plan.rows, count, columns, extra, *pools, *flags, *WEIGHTS
-        tensors = state, grads, of_hidden, taps, *gradients[:6]
+        tensors = state, grads, shares, taps, *gradients[:6]
         launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
     return [dx, *gradients]
 
