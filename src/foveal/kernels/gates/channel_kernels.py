@@ -64,27 +64,22 @@ def pool(
     sums = tl.sum(total, 0)
     to = partial + (n * tl.num_programs(2) + part) * 3 * C + c
     tl.store(to, sums, mask=known)
-    if SQUEEZE:
-        rows += ((n * tl.num_programs(2) + part) * tl.num_programs(1) + block) * 2 * D
-        if AVG:
-            _squeeze(rows, w1, sums / HW, c, known, C, D, BD)
+    top = tl.max(best, 0)
     if MAX:
-        top = tl.max(best, 0)
         tl.store(to + C, top, mask=known)
         earliest = tl.min(tl.where(best == top[None, :], place, 2147483647), 0)
         tl.store(to + 2 * C, earliest.to(tl.float32), mask=known)
-        if SQUEEZE:
-            _squeeze(rows + D, w1, tl.where(known, top, 0.0), c, known, C, D, BD)
-
-
-@triton.jit
-def _squeeze(row, w1, pooled, c, known, C, D, BD: tl.constexpr):
-    """What a block of channels adds to the hidden values: ``row`` (D)."""
-    for start in range(0, D, BD):
-        d = start + tl.arange(0, BD)
-        both = (d < D)[:, None] & known[None, :]
-        into = tl.load(w1 + d[:, None] * C + c[None, :], mask=both, other=0.0).to(tl.float32)
-        tl.store(row + d, tl.sum(into * pooled[None, :], 1), mask=d < D)
+    if SQUEEZE:
+        rows += ((n * tl.num_programs(2) + part) * tl.num_programs(1) + block) * 2 * D
+        top, mean = tl.where(known, top, 0.0), sums / HW
+        for start in range(0, D, BD):
+            d = start + tl.arange(0, BD)
+            both = (d < D)[:, None] & known[None, :]
+            into = tl.load(w1 + d[:, None] * C + c[None, :], mask=both, other=0.0).to(tl.float32)
+            if AVG:
+                tl.store(rows + d, tl.sum(into * mean[None, :], 1), mask=d < D)
+            if MAX:
+                tl.store(rows + D + d, tl.sum(into * top[None, :], 1), mask=d < D)
 
 
 @triton.jit

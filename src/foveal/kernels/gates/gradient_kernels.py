@@ -145,12 +145,13 @@ def parameter_grad(
 ):  # fmt: skip
     """Gradients of all parameters: sums over the samples.
 
-    With SPATIAL the first EXTRA programs add up the WEIGHT_ROWS parts of that of the convolution's weight, BT taps each.
+    With SPATIAL the first EXTRA programs add up the parts of that of the convolution's weight, (WEIGHT_ROWS, TAPS), BT
+    taps each.
     """
     tile = tl.program_id(0) - EXTRA
     if tile >= 0:
         _perceptron_grad(state, grads, dw1, db1, dw2, db2, tile, N, C, D, AVG, MAX, BN, BC, BD)
-        if BLEND and not SPATIAL:
+        if BLEND and not SPATIAL:  # noqa: SIM102, what is known to the compiler decides first
             if tile == 0:
                 one = tl.arange(0, 1)
                 total = _sum_rows(shares, one, one == 0, N * ROWS, 1, BR)

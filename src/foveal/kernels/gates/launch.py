@@ -18,9 +18,9 @@ from foveal.kernels.support import on_its_device
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
-REGISTERS = 80  # of a thread at most with a spatial gate: a multiprocessor then runs 24 warps, not 16
-BUSY = 1024  # programs that keep a large GPU busy
-HIDDEN = 32, 64  # values of a tile of the perceptron's weights: of few, and of many hidden ones
+REGISTERS = 64, 80  # of a thread at most, where four or three programs on a multiprocessor would else not fit
+BUSY = 792  # programs that keep a large GPU busy: six for each of 132 multiprocessors
+HIDDEN = 32  # values of a tile of the perceptron's weights, beside the channels of a tile
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
 COLUMNS = 512  # positions of a program of the convolution
@@ -64,7 +64,6 @@ class _Plan(NamedTuple):
         turns: tiles of a part.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
-        hidden: hidden values of a tile of the perceptron's weights, beside the channels of a tile.
         row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
             warps.
     """
@@ -75,7 +74,6 @@ class _Plan(NamedTuple):
     turns: int
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
-    hidden: int
     row: tuple[int, int, int]
 
     @property
@@ -96,9 +94,9 @@ def _power(n: int) -> int:
 @lru_cache(maxsize=1024)
 def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     if last:
-        wide = min(64, _power(c))
+        wide = min(128, _power(c))
         tile = min(_power(size), ELEMENTS // wide), wide
-        deep = min(512, _power(c))
+        deep = min(256, _power(c))
         across = min(_power(size), ELEMENTS // deep), deep
     else:
         rows = min(128, _power(size))
@@ -107,7 +105,7 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     blocks, tiles = _ceil(c, tile[1]), _ceil(size, tile[0])
     turns = _ceil(tiles, max(1, min(tiles, BUSY // (n * blocks))))
     lines = _ceil(size, across[0])
-    steps = _ceil(lines, max(1, min(lines, _ceil(BUSY, n))))
+    steps = _ceil(lines, max(1, min(lines, BUSY // n)))
     weights = _power(c), min(_power(hidden), max(1, min(16, 2 * ELEMENTS // _power(c))))
     return _Plan(
         steps=(c, 1) if last else (1, size),
@@ -116,7 +114,6 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         turns=turns,
         across=across,
         positions=((n, _ceil(lines, steps)), steps),
-        hidden=HIDDEN[hidden > HIDDEN[0]],
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
     )
 
@@ -171,15 +168,16 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     partial = empty((n, parts, 3, c), torch.float32, x.device)
     squeeze = parts == 1 or not pools.max
     rows = empty((n, plan.rows, 2, hidden), torch.float32, x.device) if squeeze else None
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, plan.hidden
-    launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, num_warps=8)
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, HIDDEN
+    options = {"num_warps": 8} | ({"maxnreg": REGISTERS[0]} if pools.max else {})
+    launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, **options)
     excite = squeeze and norm is None
     if not squeeze:
         row, deep, warps = plan.row
         sizes = size, c, hidden, parts, *pools, row, deep
         launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     elif not excite:
-        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], plan.hidden, ROWS
+        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], HIDDEN, ROWS
         launch(channel.excite, (n, blocks), (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
     maps = moments = spread = None
     statistics: tuple[Any, ...] = None, None, None
@@ -192,7 +190,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
     flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
     sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
-    tiles = *plan.tile, plan.hidden, ROWS, MOMENTS
+    tiles = *plan.tile, HIDDEN, ROWS, MOMENTS
     launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
@@ -241,16 +239,16 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
-    deep, options = plan.hidden, {"num_warps": 8}
+    deep, options = HIDDEN, {"num_warps": 8}
     if weight is not None:
-        deep, options["maxnreg"] = HIDDEN[0], REGISTERS
+        deep, options["maxnreg"] = HIDDEN // 2, REGISTERS[1]
         kept = Kept(state, maps, moments)
         dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
     logits = empty((n, parts, c), torch.float32, x.device)
     of_hidden = empty((n, plan.rows, hidden), torch.float32, x.device)
     shares = empty((n, plan.rows), torch.float32, x.device) if flags == (True, False) else None
     grads = empty((n, c + hidden), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, plan.hidden
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, HIDDEN
     tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
     launch(channel_grad.gate_grad, plan.grid, tensors, sizes, **options)
     sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, deep, ROWS

@@ -33,25 +33,24 @@ def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.c
     here = p < HW
     x += n.to(tl.int64) * HW * C
     state += n * ROW
-    total = tl.zeros((BP, BC), tl.float32)
-    best = tl.full((BP, BC), float("-inf"), tl.float32)
-    place = tl.zeros((BP, BC), tl.int32) + tl.arange(0, BC)[None, :]
+    total, best = tl.zeros((BP,), tl.float32), tl.full((BP,), float("-inf"), tl.float32)
+    place = tl.zeros((BP,), tl.int32)
     for start in range(0, C, BC):
         c = start + tl.arange(0, BC)
         known = c < C
         inside = here[:, None] & known[None, :]
         value = tl.load(x + p[:, None] * SP + c[None, :] * SC, mask=inside, other=0.0).to(tl.float32)
         value *= tl.load(state + c, mask=known, other=0.0)[None, :]
-        total += value
-        better = inside & (value > best)
-        best = tl.where(better, value, best)
-        place = tl.where(better, c[None, :], place)
-    top = tl.max(best, 1)
-    first = tl.min(tl.where(best == top[:, None], place, 2147483647), 1)
+        total += tl.sum(value, 1)
+        value = tl.where(known[None, :], value, float("-inf"))
+        top = tl.max(value, 1)
+        first = tl.min(tl.where(value == top[:, None], c[None, :], 2147483647), 1)
+        place = tl.where(top > best, first, place)
+        best = tl.maximum(top, best)
     to = maps + n.to(tl.int64) * 4 * HW + p
-    tl.store(to, top, mask=here)
-    tl.store(to + HW, tl.sum(total, 1) / C, mask=here)
-    tl.store(to + 2 * HW, first.to(tl.float32), mask=here)
+    tl.store(to, best, mask=here)
+    tl.store(to + HW, total / C, mask=here)
+    tl.store(to + 2 * HW, place.to(tl.float32), mask=here)
 
 
 @triton.jit(do_not_specialize=SIZES)
