@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import foveal
 from foveal.attention import CBAM, SqueezeExcite
 from foveal.kernels import prepared
-from foveal.kernels.gates import fused, launch
+from foveal.kernels.gates import convolution, fused, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = pytest.mark.slow
@@ -37,10 +37,10 @@ def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
     monkeypatch.setattr(launch, "ELEMENTS", 64)
     monkeypatch.setattr(launch, "BUSY", 4)
-    monkeypatch.setattr(launch, "PROGRAMS", 4)
-    monkeypatch.setattr(launch, "COLUMNS", 16)
-    monkeypatch.setattr(launch, "POINTS", 4)
-    monkeypatch.setattr(launch, "MOMENTS", 2)
+    monkeypatch.setattr(convolution, "PROGRAMS", 4)
+    monkeypatch.setattr(convolution, "COLUMNS", 16)
+    monkeypatch.setattr(convolution, "POINTS", 4)
+    monkeypatch.setattr(convolution, "MOMENTS", 2)
     monkeypatch.setattr(launch, "HIDDEN", 2)
     monkeypatch.setattr(launch, "ROWS", 2)
     monkeypatch.setattr(launch, "WEIGHTS", (16, 16, 16, 4, 8))
@@ -295,7 +295,8 @@ def launches(monkeypatch):
         seen.append((kernel.fn.__name__, grid))
         prepared.launch(kernel, grid, *rest, **options)
 
-    monkeypatch.setattr(launch, "launch", note)
+    for module in (launch, convolution):
+        monkeypatch.setattr(module, "launch", note)
     return seen
 
 

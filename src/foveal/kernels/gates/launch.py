@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import channel_kernels as channel
+from foveal.kernels.gates import convolution
 from foveal.kernels.gates import gradient_kernels as channel_grad
 from foveal.kernels.gates import spatial_kernels as spatial
+from foveal.kernels.gates.convolution import ceil, power
 from foveal.kernels.prepared import launch
-from foveal.kernels.support import on_its_device
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
@@ -23,9 +23,6 @@ BUSY = 792  # programs that keep a large GPU busy: six for each of 132 multiproc
 HIDDEN = 32  # values of a tile of the perceptron's weights, beside the channels of a tile
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
-COLUMNS = 512  # positions of a program of the convolution
-POINTS, PROGRAMS = 32, 528  # positions of a tile of its weight's gradient, and the programs that are aimed at
-MOMENTS = 1024  # parts of the norm's sums that are added up at once
 
 
 class Norm(NamedTuple):
@@ -82,38 +79,29 @@ class _Plan(NamedTuple):
         return self.grid[1] * self.grid[2]
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
-
-
 @lru_cache(maxsize=1024)
 def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     if last:
-        wide = min(128, _power(c))
-        tile = min(_power(size), ELEMENTS // wide), wide
-        deep = min(256, _power(c))
-        across = min(_power(size), ELEMENTS // deep), deep
+        wide = min(128, power(c))
+        tile = min(power(size), ELEMENTS // wide), wide
+        deep = min(256, power(c))
+        across = min(power(size), ELEMENTS // deep), deep
     else:
-        rows = min(128, _power(size))
-        tile = rows, min(_power(c), ELEMENTS // rows)
+        rows = min(128, power(size))
+        tile = rows, min(power(c), ELEMENTS // rows)
         across = tile
-    blocks, tiles = _ceil(c, tile[1]), _ceil(size, tile[0])
-    turns = _ceil(tiles, max(1, min(tiles, BUSY // (n * blocks))))
-    lines = _ceil(size, across[0])
-    steps = _ceil(lines, max(1, min(lines, BUSY // n)))
-    weights = _power(c), min(_power(hidden), max(1, min(16, 2 * ELEMENTS // _power(c))))
+    blocks, tiles = ceil(c, tile[1]), ceil(size, tile[0])
+    turns = ceil(tiles, max(1, min(tiles, BUSY // (n * blocks))))
+    lines = ceil(size, across[0])
+    steps = ceil(lines, max(1, min(lines, BUSY // n)))
+    weights = power(c), min(power(hidden), max(1, min(16, 2 * ELEMENTS // power(c))))
     return _Plan(
         steps=(c, 1) if last else (1, size),
         tile=tile,
-        grid=(n, blocks, _ceil(tiles, turns)),
+        grid=(n, blocks, ceil(tiles, turns)),
         turns=turns,
         across=across,
-        positions=((n, _ceil(lines, steps)), steps),
+        positions=((n, ceil(lines, steps)), steps),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
     )
 
@@ -190,7 +178,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
     flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
     sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
-    tiles = *plan.tile, HIDDEN, ROWS, MOMENTS
+    tiles = *plan.tile, HIDDEN, ROWS, convolution.MOMENTS
     launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
@@ -201,10 +189,20 @@ def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, p
     size, across = h * w, plan.across
     maps = empty((n, 4, size), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, *across
-    launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
-    blocks = _ceil(size, COLUMNS)
+    launch(spatial.pool_channels, (ceil(size, across[0]), n), (x, state, maps), sizes, num_warps=8)
+    blocks = ceil(size, convolution.COLUMNS)
     spread = empty((3, n * blocks), torch.float32, x.device)
-    sizes = h, w, 4 * size, 4 * size, 3 * size, *_strides(weight), weight.shape[-1], training, COLUMNS
+    sizes = (
+        h,
+        w,
+        4 * size,
+        4 * size,
+        3 * size,
+        *convolution.strides(weight),
+        weight.shape[-1],
+        training,
+        convolution.COLUMNS,
+    )
     launch(spatial.convolve, (n, blocks), (maps, weight, maps, spread), sizes)
     return maps, spread
 
@@ -256,8 +254,8 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     launch(channel_grad.input_grad, plan.grid, tensors, sizes, **options)
     if of_parameters:
         count, columns = (0, 0) if taps is None else taps.shape
-        extra = _ceil(columns, WEIGHTS[4])
-        programs = extra + _ceil(c, WEIGHTS[1]) * _ceil(hidden, WEIGHTS[2])
+        extra = ceil(columns, WEIGHTS[4])
+        programs = extra + ceil(c, WEIGHTS[1]) * ceil(hidden, WEIGHTS[2])
         sizes = n, c, hidden, plan.rows, count, columns, extra, *pools, *flags, *WEIGHTS
         tensors = state, grads, shares, taps, *gradients[:6]
         launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
@@ -282,69 +280,5 @@ def _spatial_backward(
     launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, amount, sums), sizes, num_warps=8)
     norm = sums, moments, gradients[6], gradients[7], gradients[4]
     steps = 4 * size, 3 * size, 3 * size, size
-    taps = _convolution_grad(dmaps, maps, weight, dmaps, h, w, steps, norm, parts, training, of_parameters)
+    taps = convolution.gradient(dmaps, maps, weight, dmaps, h, w, steps, norm, parts, training, of_parameters)
     return dmaps, taps
-
-
-def _convolution_grad(
-    g: Tensor, pair: Tensor, weight: Tensor, dpair: Tensor, h: int, w: int, steps: tuple[int, int, int, int],
-    norm: tuple[Tensor | None, ...], parts: int, training: bool, of_weight: bool,
-) -> Tensor | None:  # fmt: skip
-    """Gradient of the maps into ``dpair``, and parts of that of the weight, (rows, 2·K²).
-
-    Args:
-        g: gradient of the convolution's output or, with ``norm``, of the norm's.
-        pair: the maps; with ``norm`` all of the spatial gate's.
-        weight: (1, 2, K, K).
-        dpair: what is written to.
-        h: height.
-        w: width.
-        steps: between samples of ``pair``, ``g`` and ``dpair``, and where in ``dpair`` the first map begins.
-        norm: sums for its gradients, its moments, gradients of its weight and bias and of the amount; or all None.
-        parts: of the sums.
-        training: whether the norm used the statistics of the batch.
-        of_weight: whether the gradient of the weight is needed.
-    """
-    n, size, kernel = len(g), h * w, weight.shape[-1]
-    taps, chunks, turns, columns = None, 1, 0, 2 * kernel * kernel
-    if of_weight:
-        tiles = _ceil(size, POINTS)
-        turns = _ceil(tiles, max(1, min(tiles, PROGRAMS // n)))
-        chunks = _ceil(tiles, turns)
-        taps = empty((n * chunks, columns), torch.float32, g.device)
-    blocks, extra = _ceil(size, COLUMNS), 0 if taps is None else len(taps)
-    flags = of_weight, norm[0] is not None, training, norm[4] is not None
-    sizes: tuple[int, ...] = n * size, h, w, *steps, *_strides(weight), turns, blocks, chunks, extra, parts
-    tiles_of = COLUMNS, _power(columns), POINTS, MOMENTS
-    tensors = g, pair, weight, dpair, taps, *norm
-    launch(spatial.convolution_grad, (extra + n * blocks,), tensors, (*sizes, kernel, *flags, *tiles_of))
-    return taps
-
-
-def _strides(weight: Tensor) -> tuple[int, int]:
-    """From one channel of the convolution's weight (1, 2, K, K), and from one tap, to the next."""
-    return (weight.shape[-1] ** 2, 1) if weight.is_contiguous() else (1, 2)
-
-
-@on_its_device
-def convolve(pair: Tensor, weight: Tensor) -> Tensor:
-    """The convolution of a spatial gate by itself: contiguous (N, 2, H, W) and (1, 2, K, K) to float32 (N, 1, H, W)."""
-    n, _, h, w = pair.shape
-    size = h * w
-    out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
-    sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, COLUMNS
-    launch(spatial.convolve, (n, _ceil(size, COLUMNS)), (pair, weight, out, None), sizes)
-    return out
-
-
-@on_its_device
-def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of both arguments of :func:`convolve`; all contiguous."""
-    _, _, h, w = pair.shape
-    size = h * w
-    dpair, dweight = torch.empty_like(pair), torch.empty_like(weight)
-    steps = 2 * size, size, 2 * size, 0
-    taps = _convolution_grad(g, pair, weight, dpair, h, w, steps, (None,) * 5, 0, False, True)
-    assert taps is not None
-    sum_parts(taps, dweight.dtype, dweight)
-    return dpair, dweight

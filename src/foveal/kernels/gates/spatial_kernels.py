@@ -28,8 +28,8 @@ SIZES = (
 @triton.jit(do_not_specialize=SIZES)
 def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.constexpr):
     """Maximum, mean and first channel of the maximum of x times channel gate, at each of BP positions."""
-    n = tl.program_id(0)
-    p = tl.program_id(1) * BP + tl.arange(0, BP)
+    n = tl.program_id(1)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
     here = p < HW
     x += n.to(tl.int64) * HW * C
     state += n * ROW
