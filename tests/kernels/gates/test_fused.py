@@ -41,7 +41,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(convolution, "COLUMNS", 16)
     monkeypatch.setattr(convolution, "POINTS", 4)
     monkeypatch.setattr(convolution, "MOMENTS", 2)
-    monkeypatch.setattr(launch, "HIDDEN", 2)
+    monkeypatch.setattr(launch, "HIDDEN", (2, 4))
     monkeypatch.setattr(launch, "ROWS", 2)
     monkeypatch.setattr(launch, "WEIGHTS", (16, 16, 16, 4, 8))
     launch._plan.cache_clear()

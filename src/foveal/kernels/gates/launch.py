@@ -18,9 +18,8 @@ from foveal.kernels.prepared import launch
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
-REGISTERS = 64, 80  # of a thread at most, where four or three programs on a multiprocessor would else not fit
 BUSY = 792  # programs that keep a large GPU busy: six for each of 132 multiprocessors
-HIDDEN = 32  # values of a tile of the perceptron's weights, beside the channels of a tile
+HIDDEN = 8, 32  # values of a tile of the perceptron's weights: of few, and of more hidden ones
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
 
@@ -61,6 +60,8 @@ class _Plan(NamedTuple):
         turns: tiles of a part.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
+        hidden: hidden values of a tile of the perceptron's weights that has the channels of a tile.
+        registers: limits for four programs on a multiprocessor, with maxima, and for three, with a spatial gate.
         row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
             warps.
     """
@@ -71,6 +72,8 @@ class _Plan(NamedTuple):
     turns: int
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
+    hidden: int
+    registers: tuple[dict[str, int], dict[str, int]]
     row: tuple[int, int, int]
 
     @property
@@ -102,6 +105,8 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         turns=turns,
         across=across,
         positions=((n, ceil(lines, steps)), steps),
+        hidden=HIDDEN[hidden > HIDDEN[0]],
+        registers=({"maxnreg": 64}, {"maxnreg": 80}) if last else ({}, {}),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
     )
 
@@ -156,8 +161,18 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     partial = empty((n, parts, 3, c), torch.float32, x.device)
     squeeze = parts == 1 or not pools.max
     rows = empty((n, plan.rows, 2, hidden), torch.float32, x.device) if squeeze else None
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *pools, squeeze, *plan.tile, HIDDEN
-    options = {"num_warps": 8} | ({"maxnreg": REGISTERS[0]} if pools.max else {})
+    sizes: tuple[int, ...] = (
+        size,
+        c,
+        hidden,
+        *plan.steps,
+        plan.turns,
+        *pools,
+        squeeze,
+        *plan.tile,
+        plan.hidden if squeeze else 1,
+    )
+    options = {"num_warps": 8} | (plan.registers[0] if pools.max else {})
     launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, **options)
     excite = squeeze and norm is None
     if not squeeze:
@@ -165,7 +180,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
         sizes = size, c, hidden, parts, *pools, row, deep
         launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     elif not excite:
-        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], HIDDEN, ROWS
+        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], plan.hidden, ROWS
         launch(channel.excite, (n, blocks), (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
     maps = moments = spread = None
     statistics: tuple[Any, ...] = None, None, None
@@ -178,7 +193,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
     flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
     sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
-    tiles = *plan.tile, HIDDEN, ROWS, convolution.MOMENTS
+    tiles = *plan.tile, plan.hidden if excite else 1, ROWS, convolution.MOMENTS
     launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
@@ -237,16 +252,16 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
-    deep, options = HIDDEN, {"num_warps": 8}
+    deep, options = plan.hidden, {"num_warps": 8}
     if weight is not None:
-        deep, options["maxnreg"] = HIDDEN // 2, REGISTERS[1]
+        deep, options = min(16, deep), options | plan.registers[1]
         kept = Kept(state, maps, moments)
         dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
     logits = empty((n, parts, c), torch.float32, x.device)
     of_hidden = empty((n, plan.rows, hidden), torch.float32, x.device)
     shares = empty((n, plan.rows), torch.float32, x.device) if flags == (True, False) else None
     grads = empty((n, c + hidden), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, HIDDEN
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, plan.hidden
     tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
     launch(channel_grad.gate_grad, plan.grid, tensors, sizes, **options)
     sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, deep, ROWS
