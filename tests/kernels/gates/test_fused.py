@@ -36,7 +36,7 @@ def available(monkeypatch):
 def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
     monkeypatch.setattr(launch, "ELEMENTS", 64)
-    monkeypatch.setattr(launch, "BUSY", 4)
+    monkeypatch.setattr(launch, "BUSY", 2)
     monkeypatch.setattr(convolution, "PROGRAMS", 4)
     monkeypatch.setattr(convolution, "COLUMNS", 16)
     monkeypatch.setattr(convolution, "POINTS", 4)
@@ -331,10 +331,10 @@ def test_no_gradient_at_all():
 @pytest.mark.parametrize("size", [1, 49, 3136, 250_000])
 def test_every_value_is_in_one_tile(n, c, size, last):
     plan = launch._plan(n, c, size, max(1, c // 16), last)
-    samples, blocks, parts = plan.grid
-    assert samples == n
-    assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
-    assert (parts - 1) * plan.turns * plan.tile[0] < size <= parts * plan.turns * plan.tile[0]  # no part is empty
+    for (samples, blocks, parts), steps in (plan.pool, plan.gate, plan.write):
+        assert samples == n
+        assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
+        assert (parts - 1) * steps * plan.tile[0] < size <= parts * steps * plan.tile[0]  # no part is empty
     (samples, parts), steps = plan.positions
     assert (parts - 1) * steps * plan.across[0] < size <= parts * steps * plan.across[0]
     assert plan.tile[0] * plan.tile[1] <= launch.ELEMENTS

@@ -18,7 +18,7 @@ import triton.language as tl
 from foveal.kernels.gates.channel_kernels import _sum_rows
 from foveal.kernels.gates.spatial_kernels import _spatial_gate
 
-SIZES = ("N", "HW", "STEPS", "ROWS", "WEIGHT_ROWS", "TAPS", "EXTRA")
+SIZES = ("N", "HW", "STEPS", "PARTS", "ROWS", "WEIGHT_ROWS", "TAPS", "EXTRA")
 """As in :mod:`.channel_kernels`."""
 
 
@@ -76,7 +76,7 @@ def _attended_grad(maps, dmaps, p, here, c, HW, C):
 
 @triton.jit(do_not_specialize=SIZES)
 def input_grad(
-    g, dx, state, w1, logits, hidden, grads, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS, ROWS,
+    g, dx, state, w1, logits, hidden, grads, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS, PARTS, ROWS,
     AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
     BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
@@ -91,8 +91,8 @@ def input_grad(
     grads += n * (C + D)
     if part == 0:
         total = tl.zeros((BC,), tl.float32)
-        for i in range(tl.num_programs(2)):
-            total += tl.load(logits + (n * tl.num_programs(2) + i) * C + c, mask=known, other=0.0)
+        for i in range(PARTS):
+            total += tl.load(logits + (n * PARTS + i) * C + c, mask=known, other=0.0)
         tl.store(grads + c, total, mask=known)
     of_mean, of_top = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
     for start in range(0, D, BD):

@@ -18,10 +18,13 @@ from foveal.kernels.prepared import launch
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
-BUSY = 792  # programs that keep a large GPU busy: six for each of 132 multiprocessors
+BUSY = 132  # programs that run at once if a multiprocessor runs one, on a large GPU
 HIDDEN = 8, 32  # values of a tile of the perceptron's weights: of few, and of more hidden ones
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
+
+
+Grid = tuple[int, int, int]
 
 
 class Norm(NamedTuple):
@@ -56,8 +59,9 @@ class _Plan(NamedTuple):
     Attributes:
         steps: from one position, and from one channel, to the next.
         tile: positions and channels of a tile.
-        grid: samples, blocks of channels and parts of the positions.
-        turns: tiles of a part.
+        pool: grid (samples, blocks of channels, parts of the positions) and tiles of a part where positions are summed.
+        gate: the same where that takes more registers: with a spatial gate, for its gradient.
+        write: the same where every value is written.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
         hidden: hidden values of a tile of the perceptron's weights that has the channels of a tile.
@@ -68,18 +72,14 @@ class _Plan(NamedTuple):
 
     steps: tuple[int, int]
     tile: tuple[int, int]
-    grid: tuple[int, int, int]
-    turns: int
+    pool: tuple[Grid, int]
+    gate: tuple[Grid, int]
+    write: tuple[Grid, int]
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
     hidden: int
     registers: tuple[dict[str, int], dict[str, int]]
     row: tuple[int, int, int]
-
-    @property
-    def rows(self) -> int:
-        """Parts that a sum over channels and positions comes in."""
-        return self.grid[1] * self.grid[2]
 
 
 @lru_cache(maxsize=1024)
@@ -94,15 +94,20 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         tile = rows, min(power(c), ELEMENTS // rows)
         across = tile
     blocks, tiles = ceil(c, tile[1]), ceil(size, tile[0])
-    turns = ceil(tiles, max(1, min(tiles, BUSY // (n * blocks))))
+
+    def parts(programs: int, least: int = 1) -> tuple[Grid, int]:
+        turns = max(ceil(tiles, max(1, min(tiles, programs // (n * blocks)))), min(tiles, least))
+        return (n, blocks, ceil(tiles, turns)), turns
+
     lines = ceil(size, across[0])
-    steps = ceil(lines, max(1, min(lines, BUSY // n)))
+    steps = ceil(lines, max(1, min(lines, 4 * BUSY // n)))
     weights = power(c), min(power(hidden), max(1, min(16, 2 * ELEMENTS // power(c))))
     return _Plan(
         steps=(c, 1) if last else (1, size),
         tile=tile,
-        grid=(n, blocks, ceil(tiles, turns)),
-        turns=turns,
+        pool=parts(4 * BUSY),
+        gate=parts(3 * BUSY),
+        write=parts(12 * BUSY, ceil(2 * hidden, tile[0])),  # at least as much of the map as of the perceptron's weights
         across=across,
         positions=((n, ceil(lines, steps)), steps),
         hidden=HIDDEN[hidden > HIDDEN[0]],
@@ -155,33 +160,25 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     pools, norm = inputs[-2:]
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    _, blocks, parts = plan.grid
+    grid, turns = plan.pool
+    parts, count = grid[2], grid[1] * grid[2]
     out = empty_like(x)
     state = empty((n, 4 * c + 2 * hidden), torch.float32, x.device)
     partial = empty((n, parts, 3, c), torch.float32, x.device)
     squeeze = parts == 1 or not pools.max
-    rows = empty((n, plan.rows, 2, hidden), torch.float32, x.device) if squeeze else None
-    sizes: tuple[int, ...] = (
-        size,
-        c,
-        hidden,
-        *plan.steps,
-        plan.turns,
-        *pools,
-        squeeze,
-        *plan.tile,
-        plan.hidden if squeeze else 1,
-    )
+    rows = empty((n, count, 2, hidden), torch.float32, x.device) if squeeze else None
+    deep = plan.hidden if squeeze else 1
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *pools, squeeze, *plan.tile, deep
     options = {"num_warps": 8} | (plan.registers[0] if pools.max else {})
-    launch(channel.pool, plan.grid, (x, partial, rows, w1), sizes, **options)
+    launch(channel.pool, grid, (x, partial, rows, w1), sizes, **options)
     excite = squeeze and norm is None
     if not squeeze:
         row, deep, warps = plan.row
         sizes = size, c, hidden, parts, *pools, row, deep
         launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
     elif not excite:
-        sizes = size, c, hidden, parts, plan.rows, *pools, plan.tile[1], plan.hidden, ROWS
-        launch(channel.excite, (n, blocks), (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
+        sizes = size, c, hidden, parts, count, *pools, plan.tile[1], plan.hidden, ROWS
+        launch(channel.excite, grid[:2], (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
     maps = moments = spread = None
     statistics: tuple[Any, ...] = None, None, None
     numbers: tuple[Any, ...] = 0, 0, 0.0, 0.0
@@ -192,9 +189,10 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     perceptron = (partial, rows, b1, w2, b2) if excite else (None,) * 5
     tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
     flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
-    sizes = size, c, hidden, *plan.steps, plan.turns, parts, plan.rows, *numbers
+    grid, turns = plan.write
+    sizes = size, c, hidden, *plan.steps, turns, parts, count, *numbers
     tiles = *plan.tile, plan.hidden if excite else 1, ROWS, convolution.MOMENTS
-    launch(channel.multiply, plan.grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
+    launch(channel.multiply, grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
 
@@ -248,7 +246,8 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     w1, _, w2, _, amount, weight, _, _ = parameters
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    parts, flags = plan.grid[2], (amount is not None, weight is not None)
+    (grid, turns), flags = plan.gate if weight is not None else plan.pool, (amount is not None, weight is not None)
+    parts, rows = grid[2], grid[1] * grid[2]
     dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
@@ -258,20 +257,21 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
         kept = Kept(state, maps, moments)
         dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
     logits = empty((n, parts, c), torch.float32, x.device)
-    of_hidden = empty((n, plan.rows, hidden), torch.float32, x.device)
-    shares = empty((n, plan.rows), torch.float32, x.device) if flags == (True, False) else None
+    of_hidden = empty((n, rows, hidden), torch.float32, x.device)
+    shares = empty((n, rows), torch.float32, x.device) if flags == (True, False) else None
     grads = empty((n, c + hidden), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, plan.turns, *flags, *plan.tile, plan.hidden
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *flags, *plan.tile, plan.hidden
     tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
-    launch(channel_grad.gate_grad, plan.grid, tensors, sizes, **options)
-    sizes = size, c, hidden, *plan.steps, plan.turns, plan.rows, *pools, *flags, *plan.tile, deep, ROWS
+    launch(channel_grad.gate_grad, grid, tensors, sizes, **options)
+    grid, turns = plan.write
+    sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
     tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
-    launch(channel_grad.input_grad, plan.grid, tensors, sizes, **options)
+    launch(channel_grad.input_grad, grid, tensors, sizes, **options)
     if of_parameters:
         count, columns = (0, 0) if taps is None else taps.shape
         extra = ceil(columns, WEIGHTS[4])
         programs = extra + ceil(c, WEIGHTS[1]) * ceil(hidden, WEIGHTS[2])
-        sizes = n, c, hidden, plan.rows, count, columns, extra, *pools, *flags, *WEIGHTS
+        sizes = n, c, hidden, rows, count, columns, extra, *pools, *flags, *WEIGHTS
         tensors = state, grads, shares, taps, *gradients[:6]
         launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
     return [dx, *gradients]
