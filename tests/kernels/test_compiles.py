@@ -128,24 +128,29 @@ def test_center_mass(compiled, rule, dtype, count, masked):
 
 
 @pytest.mark.parametrize(
-    ("spatial", "blend", "pools", "training", "last", "dtype"),
+    ("spatial", "blend", "pools", "size", "training", "last", "dtype"),
     [
-        (False, False, (True, False), False, False, HALF),
-        (False, True, (True, True), False, True, SINGLE),
-        (True, False, (True, True), True, True, HALF),
-        (True, True, (False, True), False, False, HALF),
+        (False, False, (True, False), 14, False, False, HALF),
+        (False, True, (True, True), 14, False, True, SINGLE),
+        (True, False, (True, True), 14, True, True, HALF),
+        (True, True, (False, True), 5, False, False, HALF),
     ],
 )
-def test_gates(compiled, spatial, blend, pools, training, last, dtype):
-    x = torch.zeros(2, 64, 14, 14, dtype=dtype)
+def test_gates(compiled, spatial, blend, pools, size, training, last, dtype):
+    """Of parts of a map the maximum needs a kernel for the perceptron."""
+    x = torch.zeros(2, 64, size, size, dtype=dtype)
     x = channels_last(x) if last else x
     parameters = [torch.zeros(size) for size in ((4, 64), 4, (64, 4), 64)] + [torch.tensor(0.5) if blend else None]
     parameters += [torch.zeros(size) for size in ((1, 2, 7, 7), 1, 1)] if spatial else [None] * 3
     norm = gates.Norm(torch.zeros(1), torch.ones(1), torch.tensor(0), 0.1, 1e-5, training) if spatial else None
     _, kept = gates.forward(x, parameters, gates.Pools(*pools), norm)
     gates.backward(x, x, parameters, gates.Pools(*pools), kept, training, True)
-    wanted = "foveal.kernels.gates" if spatial else "foveal.kernels.gates.channel_kernels"
-    assert compiled.issuperset(_every_kernel_of(wanted))
+    wanted = ["gradient_kernels", *(["spatial_kernels"] if spatial else [])]
+    for module in wanted:
+        assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.gates.{module}"))
+    squeezed = size < 14 or not pools[1]
+    gate = {"pool", "multiply"} | ({"perceptron"} if not squeezed else {"excite"} if spatial else set())
+    assert {name for module, name in compiled if module.endswith("channel_kernels")} == gate
 
 
 @pytest.mark.parametrize(("groups", "dtype", "stride"), [(1, HALF, 1), (8, HALF, 2), (64, HALF, 1), (1, SINGLE, 1)])

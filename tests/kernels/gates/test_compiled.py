@@ -39,8 +39,11 @@ def network(gate):
     [
         lambda: CBAM(16, reduction=4, start="identity"),
         lambda: CBAM(16, reduction=4, pools=("max",)),
+        lambda: CBAM(16, reduction=4, spatial=False),
+        lambda: SqueezeExcite(16, reduction=4),
+        lambda: SqueezeExcite(16, reduction=4, start="identity"),
     ],
-    ids=["cbam", "one pool"],
+    ids=["cbam", "one pool", "no spatial gate", "se", "se, identity"],
 )
 def test_compiled_equals_the_modules(make, layout, available):
     model = network(make()).to(memory_format=layout)
@@ -71,10 +74,11 @@ def test_compiled_equals_the_modules(make, layout, available):
     [
         (lambda: CBAM(16, reduction=4), True, 1),
         (lambda: CBAM(16, reduction=4), False, 0),
-        (lambda: CBAM(16, reduction=4, spatial=False), True, 0),
-        (lambda: SqueezeExcite(16, reduction=4), True, 0),
+        (lambda: CBAM(16, reduction=4, spatial=False), True, 1),
+        (lambda: SqueezeExcite(16, reduction=4), True, 1),
+        (lambda: SqueezeExcite(16, reduction=4), False, 0),
     ],
-    ids=["cbam", "inference", "no spatial gate", "se"],
+    ids=["cbam", "cbam, inference", "no spatial gate", "se", "se, inference"],
 )
 def test_what_is_left_to_the_compiler(make, training, count, available):
     seen = Counter()

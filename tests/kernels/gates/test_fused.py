@@ -11,7 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 from foveal.attention import CBAM, SqueezeExcite
-from foveal.kernels.gates import channel_kernels, fused, launch
+from foveal.kernels import prepared
+from foveal.kernels.gates import convolution, fused, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = pytest.mark.slow
@@ -35,9 +36,14 @@ def available(monkeypatch):
 def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
     monkeypatch.setattr(launch, "ELEMENTS", 64)
-    monkeypatch.setattr(launch, "BUSY", 4)
-    monkeypatch.setattr(launch, "PROGRAMS", 2)
-    monkeypatch.setattr(launch, "POSITIONS", 16)
+    monkeypatch.setattr(launch, "BUSY", 2)
+    monkeypatch.setattr(convolution, "PROGRAMS", 4)
+    monkeypatch.setattr(convolution, "COLUMNS", 16)
+    monkeypatch.setattr(convolution, "POINTS", 4)
+    monkeypatch.setattr(convolution, "MOMENTS", 2)
+    monkeypatch.setattr(launch, "HIDDEN", (2, 4))
+    monkeypatch.setattr(launch, "ROWS", 2)
+    monkeypatch.setattr(launch, "WEIGHTS", (16, 16, 16, 4, 8))
     launch._plan.cache_clear()
     yield
     launch._plan.cache_clear()
@@ -280,11 +286,36 @@ def test_activation_checkpointing():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_frozen_parameters_cost_nothing(monkeypatch):
-    monkeypatch.setattr(channel_kernels, "parameter_grad", None)
-    gate, x = make("se").requires_grad_(False), features()
-    gate(x).sum().backward()
-    assert x.grad.abs().max() > 0
+@pytest.fixture
+def launches(monkeypatch):
+    """Names of kernels that are launched, and their grids."""
+    seen = []
+
+    def note(kernel, grid, *rest, **options):
+        seen.append((kernel.fn.__name__, grid))
+        prepared.launch(kernel, grid, *rest, **options)
+
+    for module in (launch, convolution):
+        monkeypatch.setattr(module, "launch", note)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "count"), [("se", 5), ("cbam", 10), ("cbam, no spatial gate", 5)])
+def test_few_launches(name, count, launches):
+    make(name)(features()).sum().backward()
+    assert len(launches) == count
+
+
+def test_frozen_parameters_cost_nothing(launches):
+    programs = []
+    for needed in (True, False):
+        gate, x = make("cbam").requires_grad_(needed), features()
+        launches.clear()
+        gate(x).sum().backward()
+        assert x.grad.abs().max() > 0
+        programs.append(dict(launches))
+    assert programs[0]["convolution_grad"] > programs[1]["convolution_grad"]
+    assert programs[0].keys() - programs[1].keys() == {"parameter_grad"}
 
 
 def test_no_gradient_at_all():
@@ -300,7 +331,7 @@ def test_no_gradient_at_all():
 @pytest.mark.parametrize("size", [1, 49, 3136, 250_000])
 def test_every_value_is_in_one_tile(n, c, size, last):
     plan = launch._plan(n, c, size, max(1, c // 16), last)
-    for (samples, blocks, parts), steps in (plan.pool, plan.multiply):
+    for (samples, blocks, parts), steps in (plan.pool, plan.gate, plan.write):
         assert samples == n
         assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
         assert (parts - 1) * steps * plan.tile[0] < size <= parts * steps * plan.tile[0]  # no part is empty

@@ -2,15 +2,19 @@
 
 A map x (N, C, H, W) is read in tiles of BP positions and BC channels; the step from one position to the next is SP and
 that from one channel to the next SC, so that both memory layouts are served. All arithmetic is in float32; the output
-is rounded once. Sums over positions come in PARTS, which are added in a fixed order: results are deterministic.
+is rounded once. Sums over positions come in PARTS, and sums over channels in ROWS, one for each part of each block of
+channels; they are added in a fixed order: results are deterministic.
+
+The perceptron has no kernel of its own where it can be avoided: the kernel that pools its input also multiplies what it
+has by the first layer's weights, and the kernel that needs the gate by the second layer's.
 
 What is small lies in one row of float32 a sample (numbers that are indices are exact below 2²⁴)::
 
     state:     gate (C), mean (C), maximum (C), position of the maximum (C), hidden of the mean (D), of the maximum (D)
-    gradient:  logits (C), mean (C) over H·W, maximum (C), amount (1), –, hidden of the mean (D), of the maximum (D)
 
-The maps of the spatial gate are described in :mod:`.spatial_kernels`. Flags: AVG and MAX say which poolings there are,
-BLEND that the multiplier is 1 + amount·(gate − 1), SPATIAL that there is a spatial gate.
+Gradients are those of :mod:`.gradient_kernels`, the maps of the spatial gate are described in :mod:`.spatial_kernels`.
+Flags: AVG and MAX say which poolings there are, BLEND that the multiplier is 1 + amount·(gate − 1), SPATIAL that there
+is a spatial gate.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,15 +24,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-SIZES = ("N", "HW", "D", "STEPS", "PARTS")
-"""Arguments whose values Triton does not compile kernels of their own for: that would only slow the first step."""
+from foveal.kernels.gates.spatial_kernels import _moments, _spatial_gate
+
+SIZES = ("HW", "STEPS", "PARTS", "ROWS", "M", "MOMENTS", "momentum", "eps")
+"""Arguments whose values Triton does not compile kernels of their own for: that would only slow the first step.
+
+D is one of them where neither rows nor the second layer's weights, (C, D), are read: known to be a multiple of 16, it
+lets four numbers be loaded at once.
+"""
 
 
-@triton.jit(do_not_specialize=SIZES)
-def pool(x, partial, HW, C, SP, SC, STEPS, MAX: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """Sum, maximum and its first position of a part of the positions: partial (N, PARTS, 3, C)."""
-    n, part = tl.program_id(0), tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+@triton.jit(do_not_specialize=(*SIZES, "D"))
+def pool(
+    x, partial, rows, w1, HW, C, D, SP, SC, STEPS,
+    AVG: tl.constexpr, MAX: tl.constexpr, SQUEEZE: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Sum, maximum and its first position of a part of the positions: partial (N, PARTS, 3, C).
+
+    With SQUEEZE also their products with the perceptron's first weights, rows (N, ROWS, 2, D), for mean and maximum.
+    The maximum of a part is not that of all positions, so that MAX and SQUEEZE need PARTS = 1.
+    """
+    n, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = block * BC + tl.arange(0, BC)
     known = c < C
     x += n.to(tl.int64) * HW * C
     first = part * STEPS * BP + tl.arange(0, BP)
@@ -44,28 +61,43 @@ def pool(x, partial, HW, C, SP, SC, STEPS, MAX: tl.constexpr, BP: tl.constexpr, 
             better = inside & (value > best)
             best = tl.where(better, value, best)
             place = tl.where(better, p[:, None], place)
+    sums = tl.sum(total, 0)
     to = partial + (n * tl.num_programs(2) + part) * 3 * C + c
-    tl.store(to, tl.sum(total, 0), mask=known)
+    tl.store(to, sums, mask=known)
+    top = tl.max(best, 0)
     if MAX:
-        top = tl.max(best, 0)
         tl.store(to + C, top, mask=known)
         earliest = tl.min(tl.where(best == top[None, :], place, 2147483647), 0)
         tl.store(to + 2 * C, earliest.to(tl.float32), mask=known)
+    if SQUEEZE:
+        rows += ((n * tl.num_programs(2) + part) * tl.num_programs(1) + block) * 2 * D
+        top, mean = tl.where(known, top, 0.0), sums / HW
+        for start in range(0, D, BD):
+            d = start + tl.arange(0, BD)
+            both = (d < D)[:, None] & known[None, :]
+            into = tl.load(w1 + d[:, None] * C + c[None, :], mask=both, other=0.0).to(tl.float32)
+            if AVG:
+                tl.store(rows + d, tl.sum(into * mean[None, :], 1), mask=d < D)
+            if MAX:
+                tl.store(rows + D + d, tl.sum(into * top[None, :], 1), mask=d < D)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def perceptron(
-    partial, state, w1, b1, w2, b2, HW, C, D, PARTS,
-    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """The channel gate of one sample: sigmoid of Σ over poolings of W2 relu(W1 pooled + b1) + b2."""
-    n = tl.program_id(0)
-    c = tl.arange(0, BC)
-    known = c < C
-    partial += n * PARTS * 3 * C
-    state += n * (4 * C + 2 * D)
-    mean, place = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    top = tl.full((BC,), float("-inf"), tl.float32)
+@triton.jit
+def _sum_rows(rows, d, exists, ROWS, STEP, BR: tl.constexpr):
+    """Sum over ROWS rows, STEP apart, of the columns ``d``."""
+    total = tl.zeros((BR, d.shape[0]), tl.float32)
+    for start in range(0, ROWS, BR):
+        r = start + tl.arange(0, BR)
+        both = (r < ROWS)[:, None] & exists[None, :]
+        total += tl.load(rows + r[:, None] * STEP + d[None, :], mask=both, other=0.0)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _pooled(partial, state, c, known, HW, C, PARTS, MAX: tl.constexpr):
+    """Mean and maximum of channels of one sample from all parts; they are also stored."""
+    mean, place = tl.zeros(c.shape, tl.float32), tl.zeros(c.shape, tl.float32)
+    top = tl.full(c.shape, float("-inf"), tl.float32)
     for part in range(PARTS):
         at = partial + part * 3 * C + c
         mean += tl.load(at, mask=known, other=0.0)
@@ -78,6 +110,72 @@ def perceptron(
     if MAX:
         tl.store(state + 2 * C + c, top, mask=known)
         tl.store(state + 3 * C + c, place, mask=known)
+    return mean, tl.where(known, top, 0.0)
+
+
+@triton.jit
+def _excite(hidden, w2, d, exists, c, known, D):
+    """What hidden values add to the logits of channels."""
+    both = known[:, None] & exists[None, :]
+    out = tl.load(w2 + c[:, None] * D + d[None, :], mask=both, other=0.0).to(tl.float32)
+    return tl.sum(out * hidden[None, :], 1)
+
+
+@triton.jit
+def _gate(
+    rows, state, b1, w2, b2, c, known, first, C, D, ROWS,
+    AVG: tl.constexpr, MAX: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The gate of channels of one sample after SQUEEZE; the ``first`` program of the sample stores hidden values."""
+    logits = tl.load(b2 + c, mask=known, other=0.0).to(tl.float32)
+    if AVG and MAX:
+        logits *= 2
+    for start in range(0, D, BD):
+        d = start + tl.arange(0, BD)
+        exists = d < D
+        bias = tl.load(b1 + d, mask=exists, other=0.0).to(tl.float32)
+        hidden = tl.zeros((BD,), tl.float32)
+        if AVG:
+            of_mean = tl.maximum(_sum_rows(rows, d, exists, ROWS, 2 * D, BR) + bias, 0.0)
+            if first:
+                tl.store(state + 4 * C + d, of_mean, mask=exists)
+            hidden += of_mean
+        if MAX:
+            of_top = tl.maximum(_sum_rows(rows + D, d, exists, ROWS, 2 * D, BR) + bias, 0.0)
+            if first:
+                tl.store(state + 4 * C + D + d, of_top, mask=exists)
+            hidden += of_top
+        logits += _excite(hidden, w2, d, exists, c, known, D)
+    return tl.sigmoid(logits)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def excite(
+    partial, rows, state, b1, w2, b2, HW, C, D, PARTS, ROWS,
+    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """The channel gate, where the pooling has multiplied by the perceptron's first weights."""
+    n, block = tl.program_id(0), tl.program_id(1)
+    c = block * BC + tl.arange(0, BC)
+    known = c < C
+    state += n * (4 * C + 2 * D)
+    _pooled(partial + n * PARTS * 3 * C, state, c, known, HW, C, PARTS, MAX)
+    rows += n * ROWS * 2 * D
+    gate = _gate(rows, state, b1, w2, b2, c, known, block == 0, C, D, ROWS, AVG, MAX, BD, BR)
+    tl.store(state + c, gate, mask=known)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def perceptron(
+    partial, state, w1, b1, w2, b2, HW, C, D, PARTS,
+    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """The channel gate of one sample: sigmoid of Σ over poolings of W2 relu(W1 pooled + b1) + b2."""
+    n = tl.program_id(0)
+    c = tl.arange(0, BC)
+    known = c < C
+    state += n * (4 * C + 2 * D)
+    mean, top = _pooled(partial + n * PARTS * 3 * C, state, c, known, HW, C, PARTS, MAX)
     logits = tl.load(b2 + c, mask=known, other=0.0).to(tl.float32)
     if AVG and MAX:
         logits *= 2
@@ -93,209 +191,56 @@ def perceptron(
             tl.store(state + 4 * C + d, of_mean, mask=exists)
             hidden += of_mean
         if MAX:
-            of_top = tl.maximum(tl.sum(into * tl.where(known, top, 0.0)[None, :], 1) + bias, 0.0)
+            of_top = tl.maximum(tl.sum(into * top[None, :], 1) + bias, 0.0)
             tl.store(state + 4 * C + D + d, of_top, mask=exists)
             hidden += of_top
-        out = tl.load(w2 + c[None, :] * D + d[:, None], mask=both, other=0.0).to(tl.float32)
-        logits += tl.sum(out * hidden[:, None], 0)
+        logits += _excite(hidden, w2, d, exists, c, known, D)
     tl.store(state + c, tl.sigmoid(logits), mask=known)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def multiply(
-    x, out, state, maps, amount, HW, C, D, SP, SC, STEPS,
-    BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    x, out, state, partial, rows, b1, w2, b2, amount,
+    maps, spread, gamma, beta, running_mean, running_var, batches, moments,
+    HW, C, D, SP, SC, STEPS, PARTS, ROWS, M, MOMENTS, momentum, eps,
+    AVG: tl.constexpr, MAX: tl.constexpr, EXCITE: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
+    TRAINING: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The output: x times gates, or times 1 + amount·(gates − 1)."""
-    n, part = tl.program_id(0), tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
+    """The output: x times gates, or times 1 + amount·(gates − 1).
+
+    With EXCITE the channel gate is computed here, as in :func:`excite`. With SPATIAL the norm of the spatial gate is.
+    """
+    n, block, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = block * BC + tl.arange(0, BC)
     known = c < C
     x += n.to(tl.int64) * HW * C
     out += n.to(tl.int64) * HW * C
-    maps += n.to(tl.int64) * 5 * HW
-    factor = tl.load(state + n * (4 * C + 2 * D) + c, mask=known, other=0.0)[None, :]
+    state += n * (4 * C + 2 * D)
+    if EXCITE:
+        rows += n * ROWS * 2 * D
+        first = (part == 0) & (block == 0)
+        factor = _gate(rows, state, b1, w2, b2, c, known, first, C, D, ROWS, AVG, MAX, BD, BR)
+        if part == 0:
+            _pooled(partial + n * PARTS * 3 * C, state, c, known, HW, C, PARTS, MAX)
+            tl.store(state + c, factor, mask=known)
+    else:
+        factor = tl.load(state + c, mask=known, other=0.0)
+    if SPATIAL:
+        maps += n.to(tl.int64) * 4 * HW
+        first = (n == 0) & (block == 0) & (part == 0)
+        mean, scale, shift = _moments(
+            spread, gamma, beta, running_mean, running_var, batches, moments, first, M, MOMENTS, momentum, eps,
+            TRAINING, BM,
+        )  # fmt: skip
     share = tl.load(amount).to(tl.float32) if BLEND else 1.0
     for i in range(STEPS):
         p = (part * STEPS + i) * BP + tl.arange(0, BP)
         here = p < HW
         inside, at = here[:, None] & known[None, :], p[:, None] * SP + c[None, :] * SC
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        gate = factor
+        gate = factor[None, :]
         if SPATIAL:
-            gate = factor * tl.load(maps + 4 * HW + p, mask=here, other=0.0)[:, None]
+            gate = gate * _spatial_gate(maps, p, here, HW, mean, scale, shift)[:, None]
         if BLEND:
             gate = 1 + share * (gate - 1)
         tl.store(out + at, (value * gate).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def gate_grad(
-    g, x, maps, dmaps, amount, partial, HW, C, SP, SC, STEPS,
-    BLEND: tl.constexpr, SPATIAL: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Gradient of the multiplier, or with a spatial gate of the channel gate: sums of parts, partial (N, PARTS, C)."""
-    n, part = tl.program_id(0), tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = c < C
-    x += n.to(tl.int64) * HW * C
-    g += n.to(tl.int64) * HW * C
-    maps += n.to(tl.int64) * 5 * HW
-    dmaps += n.to(tl.int64) * 3 * HW
-    share = tl.load(amount).to(tl.float32) if BLEND else 1.0
-    total = tl.zeros((BP, BC), tl.float32)
-    for i in range(STEPS):
-        p = (part * STEPS + i) * BP + tl.arange(0, BP)
-        here = p < HW
-        inside, at = here[:, None] & known[None, :], p[:, None] * SP + c[None, :] * SC
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-        if SPATIAL:
-            spatial = tl.load(maps + 4 * HW + p, mask=here, other=0.0)
-            gradient = gradient * (share * spatial)[:, None] + _attended_grad(maps, dmaps, p, here, c, HW, C)
-        total += gradient * value
-    tl.store(partial + (n * tl.num_programs(2) + part) * C + c, tl.sum(total, 0), mask=known)
-
-
-@triton.jit
-def _attended_grad(maps, dmaps, p, here, c, HW, C):
-    """What the spatial gate's pooling over channels hands back to x times channel gate, (BP, BC)."""
-    winner = tl.load(maps + 2 * HW + p, mask=here, other=-1.0).to(tl.int32)
-    of_max = tl.load(dmaps + HW + p, mask=here, other=0.0)
-    of_mean = tl.load(dmaps + 2 * HW + p, mask=here, other=0.0) / C
-    return of_mean[:, None] + tl.where(winner[:, None] == c[None, :], of_max[:, None], 0.0)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def perceptron_grad(
-    partial, state, grads, w1, w2, amount, HW, C, D, PARTS,
-    AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
-    BC: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Gradients of one sample's logits, hidden values and poolings: a row of ``grads``."""
-    n = tl.program_id(0)
-    c = tl.arange(0, BC)
-    known = c < C
-    partial += n * PARTS * C
-    state += n * (4 * C + 2 * D)
-    grads += n * (4 * C + 2 * D)
-    total = tl.zeros((BC,), tl.float32)
-    for part in range(PARTS):
-        total += tl.load(partial + part * C + c, mask=known, other=0.0)
-    gate = tl.load(state + c, mask=known, other=0.0)
-    if BLEND and not SPATIAL:
-        tl.store(grads + 3 * C, tl.sum(tl.where(known, total * (gate - 1), 0.0), 0))
-        total *= tl.load(amount).to(tl.float32)
-    logits = total * gate * (1 - gate)
-    tl.store(grads + c, logits, mask=known)
-    of_mean, of_top = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
-    for start in range(0, D, BD):
-        d = start + tl.arange(0, BD)
-        exists = d < D
-        both = exists[:, None] & known[None, :]
-        out = tl.load(w2 + c[None, :] * D + d[:, None], mask=both, other=0.0).to(tl.float32)
-        hidden = tl.sum(out * logits[None, :], 1)
-        into = tl.load(w1 + d[:, None] * C + c[None, :], mask=both, other=0.0).to(tl.float32)
-        if AVG:
-            alive = tl.load(state + 4 * C + d, mask=exists, other=0.0) > 0
-            part_mean = tl.where(alive, hidden, 0.0)
-            tl.store(grads + 4 * C + d, part_mean, mask=exists)
-            of_mean += tl.sum(into * part_mean[:, None], 0)
-        if MAX:
-            alive = tl.load(state + 4 * C + D + d, mask=exists, other=0.0) > 0
-            part_top = tl.where(alive, hidden, 0.0)
-            tl.store(grads + 4 * C + D + d, part_top, mask=exists)
-            of_top += tl.sum(into * part_top[:, None], 0)
-    if AVG:
-        tl.store(grads + C + c, of_mean / HW, mask=known)
-    if MAX:
-        tl.store(grads + 2 * C + c, of_top, mask=known)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def input_grad(
-    g, dx, state, grads, maps, dmaps, amount, HW, C, D, SP, SC, STEPS,
-    AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr, SPATIAL: tl.constexpr,
-    BP: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """Gradient of x."""
-    n, part = tl.program_id(0), tl.program_id(2)
-    c = tl.program_id(1) * BC + tl.arange(0, BC)
-    known = c < C
-    g += n.to(tl.int64) * HW * C
-    dx += n.to(tl.int64) * HW * C
-    maps += n.to(tl.int64) * 5 * HW
-    dmaps += n.to(tl.int64) * 3 * HW
-    state += n * (4 * C + 2 * D)
-    grads += n * (4 * C + 2 * D)
-    factor = tl.load(state + c, mask=known, other=0.0)[None, :]
-    share = tl.load(amount).to(tl.float32) if BLEND else 1.0
-    if AVG:
-        of_mean = tl.load(grads + C + c, mask=known, other=0.0)[None, :]
-    if MAX:
-        of_top = tl.load(grads + 2 * C + c, mask=known, other=0.0)[None, :]
-        place = tl.load(state + 3 * C + c, mask=known, other=-1.0).to(tl.int32)[None, :]
-    for i in range(STEPS):
-        p = (part * STEPS + i) * BP + tl.arange(0, BP)
-        here = p < HW
-        inside, at = here[:, None] & known[None, :], p[:, None] * SP + c[None, :] * SC
-        gate = factor
-        if SPATIAL:
-            gate = factor * tl.load(maps + 4 * HW + p, mask=here, other=0.0)[:, None]
-        if BLEND:
-            gate = 1 + share * (gate - 1)
-        total = tl.load(g + at, mask=inside, other=0.0).to(tl.float32) * gate
-        if SPATIAL:
-            total += factor * _attended_grad(maps, dmaps, p, here, c, HW, C)
-        if AVG:
-            total += of_mean
-        if MAX:
-            total += tl.where(place == p[:, None], of_top, 0.0)
-        tl.store(dx + at, total.to(dx.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def parameter_grad(
-    state, grads, dw1, db1, dw2, db2, damount, N, C, D,
-    AVG: tl.constexpr, MAX: tl.constexpr, BLEND: tl.constexpr,
-    BN: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Gradients of the perceptron's weights and biases and, with BLEND, of the amount: sums over the samples."""
-    c, d = tl.program_id(0) * BC + tl.arange(0, BC), tl.program_id(1) * BD + tl.arange(0, BD)
-    known, exists = c < C, d < D
-    out, into = tl.zeros((BC, BD), tl.float32), tl.zeros((BD, BC), tl.float32)
-    bias_out, bias_into = tl.zeros((BC,), tl.float32), tl.zeros((BD,), tl.float32)
-    share = tl.zeros((BN,), tl.float32)
-    for start in range(0, N, BN):
-        n = start + tl.arange(0, BN)
-        real = n < N
-        wide, narrow = real[:, None] & known[None, :], real[:, None] & exists[None, :]
-        row = n * (4 * C + 2 * D)
-        of_c, of_d = row[:, None] + c[None, :], row[:, None] + 4 * C + d[None, :]
-        logits = tl.load(grads + of_c, mask=wide, other=0.0)
-        hidden = tl.zeros((BN, BD), tl.float32)
-        if AVG:
-            hidden += tl.load(state + of_d, mask=narrow, other=0.0)
-            grad = tl.load(grads + of_d, mask=narrow, other=0.0)
-            pooled = tl.load(state + C + of_c, mask=wide, other=0.0)
-            into = tl.dot(tl.trans(grad), pooled, into, input_precision="ieee")
-            bias_into += tl.sum(grad, 0)
-        if MAX:
-            hidden += tl.load(state + D + of_d, mask=narrow, other=0.0)
-            grad = tl.load(grads + D + of_d, mask=narrow, other=0.0)
-            pooled = tl.load(state + 2 * C + of_c, mask=wide, other=0.0)
-            into = tl.dot(tl.trans(grad), pooled, into, input_precision="ieee")
-            bias_into += tl.sum(grad, 0)
-        out = tl.dot(tl.trans(logits), hidden, out, input_precision="ieee")
-        bias_out += tl.sum(logits, 0)
-        if BLEND:
-            share += tl.load(grads + row + 3 * C, mask=real, other=0.0)
-    if AVG and MAX:
-        bias_out *= 2
-    tl.store(dw2 + c[:, None] * D + d[None, :], out.to(dw2.dtype.element_ty), mask=known[:, None] & exists[None, :])
-    tl.store(dw1 + d[:, None] * C + c[None, :], into.to(dw1.dtype.element_ty), mask=exists[:, None] & known[None, :])
-    if tl.program_id(1) == 0:
-        tl.store(db2 + c, bias_out.to(db2.dtype.element_ty), mask=known)
-    if tl.program_id(0) == 0:
-        tl.store(db1 + d, bias_into.to(db1.dtype.element_ty), mask=exists)
-        if BLEND and tl.program_id(1) == 0:
-            tl.store(damount, tl.sum(share, 0).to(damount.dtype.element_ty))

@@ -1,8 +1,8 @@
 """Gates on a feature map as operators, for ``torch.compile`` on NVIDIA GPUs.
 
-Left to the compiler, a channel and a spatial gate are some forty small kernels. The operators run what eager mode runs,
-:mod:`.launch`. As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is differentiable, and PyTorch sees through it to two
-operators that are not.
+Left to the compiler, a training step of a channel gate is some twenty small kernels, with a spatial gate forty. The
+operators run what eager mode runs, :mod:`.launch`. As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is
+differentiable, and PyTorch sees through it to two operators that are not.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _(x, parameters, running, updated, numbers, text):
     out = torch.empty_like(x.contiguous(memory_format=launch.layout(x)))
     if parameters[5] is None:
         return out, state, x.new_empty(0), x.new_empty(0)
-    return out, state, x.new_empty((n, 5, h * w), dtype=torch.float32), x.new_empty(2, dtype=torch.float32)
+    return out, state, x.new_empty((n, 4, h * w), dtype=torch.float32), x.new_empty(4, dtype=torch.float32)
 
 
 @torch.library.impl("foveal::gates_backward", DEVICES)

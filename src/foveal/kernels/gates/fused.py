@@ -34,8 +34,8 @@ def fused_gates(
     """The output of a channel gate and, with ``conv`` and ``norm``, a spatial gate; None where the plain form must run.
 
     That is the case away from NVIDIA GPUs, for other dtypes, where a tracer, transform or hook must see operators or
-    modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile`` both gates in
-    training are one operator; the rest is left to the compiler.
+    modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile`` the gates are
+    one operator in training; inference is left to the compiler, which fuses it with what is around it.
 
     Args:
         x: (N, C, H, W).
@@ -47,8 +47,8 @@ def fused_gates(
         norm: its batch norm.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and (exporting() or norm is None or not norm.training):
-        return None  # the compiler fuses a channel gate, and all of inference, with what is around it
+    if compiling and (exporting() or not squeeze.training):
+        return None
     if not fused_available(x.device):
         return None
     if not (only_computes(squeeze, nn.Linear) and only_computes(excite, nn.Linear)):

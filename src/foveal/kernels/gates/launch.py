@@ -9,17 +9,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import channel_kernels as channel
+from foveal.kernels.gates import convolution
+from foveal.kernels.gates import gradient_kernels as channel_grad
 from foveal.kernels.gates import spatial_kernels as spatial
+from foveal.kernels.gates.convolution import ceil, power
 from foveal.kernels.prepared import launch
-from foveal.kernels.support import on_its_device
 from foveal.kernels.tape import empty, empty_like, taped
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
-BUSY = 1024  # programs that keep a large GPU busy
-POSITIONS = 1024  # of a program of the norm
-ROWS, PROGRAMS = 16, 528  # positions of a tile of the convolution's weight gradient, and most programs
+BUSY = 132  # programs that run at once if a multiprocessor runs one, on a large GPU
+HIDDEN = 8, 32  # values of a tile of the perceptron's weights: of few, and of more hidden ones
+ROWS = 32  # rows of a sum that are added up at once
+WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
+
+
+Grid = tuple[int, int, int]
 
 
 class Norm(NamedTuple):
@@ -54,63 +59,60 @@ class _Plan(NamedTuple):
     Attributes:
         steps: from one position, and from one channel, to the next.
         tile: positions and channels of a tile.
-        pool: grid and tiles a program where positions are summed.
-        multiply: the same where every value is written.
+        pool: grid (samples, blocks of channels, parts of the positions) and tiles of a part where positions are summed.
+        gate: the same where that takes more registers: with a spatial gate, for its gradient.
+        write: the same where every value is written.
         across: tile where channels are summed.
         positions: grid, tiles a program where channels are summed and the sums added up.
-        row: channels and hidden values of a tile of the perceptron's weights, and its warps.
-        columns: positions of a program of the convolution.
+        hidden: hidden values of a tile of the perceptron's weights that has the channels of a tile.
+        registers: limits for four programs on a multiprocessor, with maxima, and for three, with a spatial gate.
+        row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
+            warps.
     """
 
     steps: tuple[int, int]
     tile: tuple[int, int]
-    pool: tuple[tuple[int, int, int], int]
-    multiply: tuple[tuple[int, int, int], int]
+    pool: tuple[Grid, int]
+    gate: tuple[Grid, int]
+    write: tuple[Grid, int]
     across: tuple[int, int]
     positions: tuple[tuple[int, int], int]
+    hidden: int
+    registers: tuple[dict[str, int], dict[str, int]]
     row: tuple[int, int, int]
-    columns: int
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def _power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
 
 
 @lru_cache(maxsize=1024)
 def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
     if last:
-        wide = min(64, _power(c))
-        tile = min(_power(size), ELEMENTS // wide), wide
-        deep = min(128, _power(c))
-        across = min(_power(size), ELEMENTS // deep), deep
+        wide = min(128, power(c))
+        tile = min(power(size), ELEMENTS // wide), wide
+        deep = min(256, power(c))
+        across = min(power(size), ELEMENTS // deep), deep
     else:
-        rows = min(256, _power(size))
-        tile = rows, min(_power(c), ELEMENTS // rows)
-        rows = min(128, _power(size))
-        across = rows, min(_power(c), ELEMENTS // rows)
-    blocks, tiles = _ceil(c, tile[1]), _ceil(size, tile[0])
+        rows = min(128, power(size))
+        tile = rows, min(power(c), ELEMENTS // rows)
+        across = tile
+    blocks, tiles = ceil(c, tile[1]), ceil(size, tile[0])
 
-    def parts(programs: int) -> tuple[tuple[int, int, int], int]:
-        steps = _ceil(tiles, max(1, min(tiles, _ceil(programs, n * blocks))))
-        return (n, blocks, _ceil(tiles, steps)), steps
+    def parts(programs: int, least: int = 1) -> tuple[Grid, int]:
+        turns = max(ceil(tiles, max(1, min(tiles, programs // (n * blocks)))), min(tiles, least))
+        return (n, blocks, ceil(tiles, turns)), turns
 
-    lines = _ceil(size, across[0])
-    steps = _ceil(lines, max(1, min(lines, _ceil(BUSY, n))))
-    weights = _power(c), min(_power(hidden), max(1, min(16, 2 * ELEMENTS // _power(c))))
+    lines = ceil(size, across[0])
+    steps = ceil(lines, max(1, min(lines, 4 * BUSY // n)))
+    weights = power(c), min(power(hidden), max(1, min(16, 2 * ELEMENTS // power(c))))
     return _Plan(
         steps=(c, 1) if last else (1, size),
         tile=tile,
-        pool=parts(BUSY),
-        multiply=parts(4 * BUSY),
+        pool=parts(4 * BUSY),
+        gate=parts(3 * BUSY),
+        write=parts(12 * BUSY, ceil(2 * hidden, tile[0])),  # at least as much of the map as of the perceptron's weights
         across=across,
-        positions=((n, _ceil(lines, steps)), steps),
+        positions=((n, ceil(lines, steps)), steps),
+        hidden=HIDDEN[hidden > HIDDEN[0]],
+        registers=({"maxnreg": 64}, {"maxnreg": 80}) if last else ({}, {}),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
-        columns=_columns(size),
     )
 
 
@@ -158,46 +160,64 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     pools, norm = inputs[-2:]
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
+    grid, turns = plan.pool
+    parts, count = grid[2], grid[1] * grid[2]
     out = empty_like(x)
     state = empty((n, 4 * c + 2 * hidden), torch.float32, x.device)
-    grid, turns = plan.pool
-    partial = empty((n, grid[2], 3, c), torch.float32, x.device)
-    launch(channel.pool, grid, (x, partial), (size, c, *steps, turns, pools.max, *tile), num_warps=8)
-    sizes: tuple[int, ...] = size, c, hidden, grid[2], *pools, row, deep
-    launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
-    maps = moments = None
+    partial = empty((n, parts, 3, c), torch.float32, x.device)
+    squeeze = parts == 1 or not pools.max
+    rows = empty((n, count, 2, hidden), torch.float32, x.device) if squeeze else None
+    deep = plan.hidden if squeeze else 1
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *pools, squeeze, *plan.tile, deep
+    options = {"num_warps": 8} | (plan.registers[0] if pools.max else {})
+    launch(channel.pool, grid, (x, partial, rows, w1), sizes, **options)
+    excite = squeeze and norm is None
+    if not squeeze:
+        row, deep, warps = plan.row
+        sizes = size, c, hidden, parts, *pools, row, deep
+        launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
+    elif not excite:
+        sizes = size, c, hidden, parts, count, *pools, plan.tile[1], plan.hidden, ROWS
+        launch(channel.excite, grid[:2], (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
+    maps = moments = spread = None
+    statistics: tuple[Any, ...] = None, None, None
+    numbers: tuple[Any, ...] = 0, 0, 0.0, 0.0
     if norm is not None:
-        maps, moments = _spatial_forward(x, state, weight, gamma, beta, norm, plan)
-    grid, turns = plan.multiply
-    flags = amount is not None, norm is not None
-    tensors = x, out, state, state if maps is None else maps, state if amount is None else amount
-    launch(channel.multiply, grid, tensors, (size, c, hidden, *steps, turns, *flags, *tile), num_warps=8)
+        maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
+        moments = empty((4,), torch.float32, x.device)
+        statistics, numbers = norm[:3], (n * size, spread.shape[1], norm.momentum, norm.eps)
+    perceptron = (partial, rows, b1, w2, b2) if excite else (None,) * 5
+    tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
+    flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
+    grid, turns = plan.write
+    sizes = size, c, hidden, *plan.steps, turns, parts, count, *numbers
+    tiles = *plan.tile, plan.hidden if excite else 1, ROWS, convolution.MOMENTS
+    launch(channel.multiply, grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
     return out, state, maps, moments
 
 
-def _spatial_forward(
-    x: Tensor, state: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, norm: Norm, plan: _Plan
-) -> tuple[Tensor, Tensor]:
-    """The maps (N, 5, H·W) of the spatial gate, and mean and 1/deviation of its norm (2,)."""
+def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, plan: _Plan) -> tuple[Tensor, Tensor]:
+    """The maps (N, 4, H·W) of the spatial gate, and in training sums of the convolution's output, (3, parts)."""
     n, c, h, w = x.shape
-    size, kernel, across, columns = h * w, weight.shape[-1], plan.across, plan.columns
-    maps = empty((n, 5, size), torch.float32, x.device)
+    size, across = h * w, plan.across
+    maps = empty((n, 4, size), torch.float32, x.device)
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, *across
-    launch(spatial.pool_channels, (n, _ceil(size, across[0])), (x, state, maps), sizes, num_warps=8)
-    blocks = _ceil(size, columns)
-    parts = n * blocks
-    partial = empty((3, parts), torch.float32, x.device)
-    moments = empty((2,), torch.float32, x.device)
-    sizes = h, w, 5 * size, 5 * size, 3 * size, *_strides(weight), kernel, norm.training, columns
-    launch(spatial.convolve, (n, blocks), (maps, weight, maps, partial), sizes)
-    launch(
-        spatial.normalise,
-        (_ceil(n * size, POSITIONS),),
-        (maps, partial, gamma, beta, norm.running_mean, norm.running_var, norm.batches, moments),
-        (n * size, size, parts, norm.momentum, norm.eps, norm.training, POSITIONS, min(POSITIONS, _power(parts))),
+    launch(spatial.pool_channels, (ceil(size, across[0]), n), (x, state, maps), sizes, num_warps=8)
+    blocks = ceil(size, convolution.COLUMNS)
+    spread = empty((3, n * blocks), torch.float32, x.device)
+    sizes = (
+        h,
+        w,
+        4 * size,
+        4 * size,
+        3 * size,
+        *convolution.strides(weight),
+        weight.shape[-1],
+        training,
+        convolution.COLUMNS,
     )
-    return maps, moments
+    launch(spatial.convolve, (n, blocks), (maps, weight, maps, spread), sizes)
+    return maps, spread
 
 
 def backward(
@@ -223,104 +243,57 @@ def backward(
 def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     """As :func:`backward`."""
     parameters, (state, maps, moments), (pools, training, of_parameters) = inputs[:8], inputs[8:11], inputs[11:]
-    w1, _, w2, _, amount, weight, gamma, _ = parameters
-    hidden, maps = w1.shape[0], state if maps is None else maps
+    w1, _, w2, _, amount, weight, _, _ = parameters
+    hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
-    tile, steps, (row, deep, warps) = plan.tile, plan.steps, plan.row
-    share, flags = state if amount is None else amount, (amount is not None, weight is not None)
-    dx, grads = empty_like(x), empty_like(state)
+    (grid, turns), flags = plan.gate if weight is not None else plan.pool, (amount is not None, weight is not None)
+    parts, rows = grid[2], grid[1] * grid[2]
+    dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
-    damount = grads if amount is None else gradients[4]
-    dmaps = state  # not used
+    dmaps = taps = None
+    deep, options = plan.hidden, {"num_warps": 8}
     if weight is not None:
+        deep, options = min(16, deep), options | plan.registers[1]
         kept = Kept(state, maps, moments)
-        dmaps = _spatial_backward(
-            g, x, share, weight, gamma, kept, damount, gradients, plan, training, flags[0], of_parameters
-        )
-    grid, turns = plan.pool
-    partial = empty((n, grid[2], c), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, *steps, turns, *flags, *tile
-    launch(channel.gate_grad, grid, (g, x, maps, dmaps, share, partial), sizes, num_warps=8)
-    sizes = size, c, hidden, grid[2], *pools, *flags, row, deep
-    launch(channel.perceptron_grad, (n,), (partial, state, grads, w1, w2, share), sizes, num_warps=warps)
-    grid, turns = plan.multiply
-    sizes = size, c, hidden, *steps, turns, *pools, *flags, *tile
-    launch(channel.input_grad, grid, (g, dx, state, grads, maps, dmaps, share), sizes, num_warps=8)
+        dmaps, taps = _spatial_backward(g, x, amount, weight, kept, gradients, plan, training, of_parameters)
+    logits = empty((n, parts, c), torch.float32, x.device)
+    of_hidden = empty((n, rows, hidden), torch.float32, x.device)
+    shares = empty((n, rows), torch.float32, x.device) if flags == (True, False) else None
+    grads = empty((n, c + hidden), torch.float32, x.device)
+    sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *flags, *plan.tile, plan.hidden
+    tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
+    launch(channel_grad.gate_grad, grid, tensors, sizes, **options)
+    grid, turns = plan.write
+    sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
+    tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
+    launch(channel_grad.input_grad, grid, tensors, sizes, **options)
     if of_parameters:
-        sizes = n, c, hidden, *pools, flags[0] and not flags[1], 32, 32, 16
-        grid = _ceil(c, 32), _ceil(hidden, 16), 1
-        launch(channel.parameter_grad, grid, (state, grads, *gradients[:4], damount), sizes)
+        count, columns = (0, 0) if taps is None else taps.shape
+        extra = ceil(columns, WEIGHTS[4])
+        programs = extra + ceil(c, WEIGHTS[1]) * ceil(hidden, WEIGHTS[2])
+        sizes = n, c, hidden, rows, count, columns, extra, *pools, *flags, *WEIGHTS
+        tensors = state, grads, shares, taps, *gradients[:6]
+        launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
     return [dx, *gradients]
 
 
 def _spatial_backward(
-    g: Tensor, x: Tensor, share: Tensor, weight: Tensor, gamma: Tensor, kept: Kept, damount: Tensor,
-    gradients: list[Any], plan: _Plan, training: bool, blend: bool, of_parameters: bool,
-) -> Tensor:  # fmt: skip
-    """The gradients of the maps (N, 3, H·W); fills in those of the gate's parameters and of the amount."""
+    g: Tensor, x: Tensor, amount: Tensor | None, weight: Tensor, kept: Kept, gradients: list[Any], plan: _Plan,
+    training: bool, of_parameters: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The gradients of the maps (N, 3, H·W), and parts of that of the convolution's weight, (rows, 2·K²).
+
+    Fills in those of the norm's parameters and of the amount.
+    """
     (n, c, h, w), (state, maps, moments) = x.shape, kept
-    size, kernel, columns = h * w, weight.shape[-1], plan.columns
+    size = h * w
     dmaps = empty((n, 3, size), torch.float32, x.device)
     grid, turns = plan.positions
     parts = grid[0] * grid[1]
-    partial = empty((3, parts), torch.float32, x.device)
-    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, blend, *plan.across
-    launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, share, partial), sizes, num_warps=8)
-    launch(
-        spatial.norm_grad,
-        (_ceil(n * size, POSITIONS),),
-        (maps, dmaps, partial, gamma, moments, *gradients[6:], damount),
-        (n * size, size, parts, training, blend, POSITIONS, min(POSITIONS, _power(parts))),
-    )
-    sizes = h, w, 3 * size, 3 * size, size, *_strides(weight), kernel, columns
-    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (dmaps, weight, dmaps), sizes)
-    if of_parameters:
-        _weight_grad(maps, dmaps, weight, h, w, 5 * size, 3 * size, gradients[5])
-    return dmaps
-
-
-def _weight_grad(
-    pair: Tensor, g: Tensor, weight: Tensor, h: int, w: int, pair_step: int, g_step: int, out: Tensor
-) -> None:
-    """Gradient of the convolution's weight, (1, 2, K, K), into ``out``, which is laid out like it."""
-    kernel, count = weight.shape[-1], len(g) * h * w
-    steps = max(4, _ceil(count, ROWS * PROGRAMS))
-    programs, taps = _ceil(count, ROWS * steps), 2 * kernel * kernel
-    sums = empty((programs, taps), torch.float32, g.device)
-    sizes: tuple[int, ...] = count, h, w, pair_step, g_step, *_strides(weight), steps, kernel, ROWS, _power(taps)
-    launch(spatial.convolution_weight_grad, (programs,), (pair, g, sums), sizes)
-    sum_parts(sums, out.dtype, out)
-
-
-def _strides(weight: Tensor) -> tuple[int, int]:
-    """From one channel of the convolution's weight (1, 2, K, K), and from one tap, to the next."""
-    return (weight.shape[-1] ** 2, 1) if weight.is_contiguous() else (1, 2)
-
-
-def _columns(size: int) -> int:
-    """Positions of a program of the convolution."""
-    return max(128, min(512, _power(size)))
-
-
-@on_its_device
-def convolve(pair: Tensor, weight: Tensor) -> Tensor:
-    """The convolution of a spatial gate by itself: contiguous (N, 2, H, W) and (1, 2, K, K) to float32 (N, 1, H, W)."""
-    n, _, h, w = pair.shape
-    size, columns = h * w, _columns(h * w)
-    out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
-    sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *_strides(weight), weight.shape[-1], False, columns
-    launch(spatial.convolve, (n, _ceil(size, columns)), (pair, weight, out, out), sizes)
-    return out
-
-
-@on_its_device
-def convolve_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of both arguments of :func:`convolve`; all contiguous."""
-    n, _, h, w = pair.shape
-    size, columns = h * w, _columns(h * w)
-    dpair = torch.empty_like(pair)
-    sizes: tuple[int, ...] = h, w, size, 2 * size, 0, *_strides(weight), weight.shape[-1], columns
-    launch(spatial.convolution_input_grad, (n, _ceil(size, columns)), (g, weight, dpair), sizes)
-    dweight = torch.empty_like(weight)
-    _weight_grad(pair, g, weight, h, w, 2 * size, size, dweight)
-    return dpair, dweight
+    sums = empty((3, parts), torch.float32, x.device)
+    sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, amount is not None, *plan.across
+    launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, amount, sums), sizes, num_warps=8)
+    norm = sums, moments, gradients[6], gradients[7], gradients[4]
+    steps = 4 * size, 3 * size, 3 * size, size
+    taps = convolution.gradient(dmaps, maps, weight, dmaps, h, w, steps, norm, parts, training, of_parameters)
+    return dmaps, taps

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 @torch.library.custom_op("foveal::pair_conv2d", mutates_args=())
 def pair_conv2d(pair: Tensor, weight: Tensor) -> Tensor:
     """Convolution of (N, 2, H, W) with (1, 2, K, K), padded by K // 2 zeros, K odd: float32 (N, 1, H, W)."""
-    from foveal.kernels.gates import launch
+    from foveal.kernels.gates import convolution
 
-    return launch.convolve(pair.contiguous(), weight.contiguous())
+    return convolution.convolve(pair.contiguous(), weight.contiguous())
 
 
 @pair_conv2d.register_fake
@@ -26,9 +26,9 @@ def _(pair, weight):
 @torch.library.custom_op("foveal::pair_conv2d_backward", mutates_args=())
 def pair_conv2d_backward(g: Tensor, pair: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of both arguments of :func:`pair_conv2d`."""
-    from foveal.kernels.gates import launch
+    from foveal.kernels.gates import convolution
 
-    return launch.convolve_backward(g.contiguous(), pair.contiguous(), weight.contiguous())
+    return convolution.convolve_backward(g.contiguous(), pair.contiguous(), weight.contiguous())
 
 
 @pair_conv2d_backward.register_fake

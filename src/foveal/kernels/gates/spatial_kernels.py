@@ -1,13 +1,14 @@
 """Triton kernels of the spatial gate: pooling over channels, a K×K convolution of two maps to one, norm and sigmoid.
 
-What is as large as a map of one channel lies in five maps of float32 a sample, (N, 5, H·W)::
+What is as large as a map of one channel lies in four maps of float32 a sample, (N, 4, H·W)::
 
-    maximum over channels, mean over channels, channel of the maximum, output of the convolution, gate
+    maximum over channels, mean over channels, channel of the maximum, output of the convolution
 
-and their gradients in three, (N, 3, H·W): of the convolution's output, of the maximum, of the mean. Tiles and flags are
-those of :mod:`.channel_kernels`. The convolution is also an operator of its own: its kernels take the distance between
-samples of each argument, OUT_AT, where the first of the output is, and MEAN_AT and TAP_STEP, the strides of the weight,
-which may be channels-last.
+and their gradients in three, (N, 3, H·W): of the norm's output, of the maximum, of the mean. The gate is computed from
+the convolution's output wherever it is needed, by ``moments`` (4,): mean, 1/deviation, weight/deviation, bias. Tiles
+and flags are those of :mod:`.channel_kernels`. The convolution is also an operator of its own: its kernels take the
+distance between samples of each argument, OUT_AT, where the first of the output is, and MEAN_AT and TAP_STEP, the
+strides of the weight, which may be channels-last.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,8 +19,8 @@ import triton
 import triton.language as tl
 
 SIZES = (
-    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "PAIR_STEP", "OUT_STEP", "G_STEP", "OUT_AT", "MEAN_AT", "TAP_STEP",
-    "momentum", "eps",
+    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "BLOCKS", "CHUNKS", "EXTRA", "PAIR_STEP", "OUT_STEP", "G_STEP",
+    "OUT_AT", "MEAN_AT", "TAP_STEP",
 )  # fmt: skip
 """As in :mod:`.channel_kernels`."""
 
@@ -27,30 +28,29 @@ SIZES = (
 @triton.jit(do_not_specialize=SIZES)
 def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.constexpr):
     """Maximum, mean and first channel of the maximum of x times channel gate, at each of BP positions."""
-    n = tl.program_id(0)
-    p = tl.program_id(1) * BP + tl.arange(0, BP)
+    n = tl.program_id(1)
+    p = tl.program_id(0) * BP + tl.arange(0, BP)
     here = p < HW
     x += n.to(tl.int64) * HW * C
     state += n * ROW
-    total = tl.zeros((BP, BC), tl.float32)
-    best = tl.full((BP, BC), float("-inf"), tl.float32)
-    place = tl.zeros((BP, BC), tl.int32) + tl.arange(0, BC)[None, :]
+    total, best = tl.zeros((BP,), tl.float32), tl.full((BP,), float("-inf"), tl.float32)
+    place = tl.zeros((BP,), tl.int32)
     for start in range(0, C, BC):
         c = start + tl.arange(0, BC)
         known = c < C
         inside = here[:, None] & known[None, :]
         value = tl.load(x + p[:, None] * SP + c[None, :] * SC, mask=inside, other=0.0).to(tl.float32)
         value *= tl.load(state + c, mask=known, other=0.0)[None, :]
-        total += value
-        better = inside & (value > best)
-        best = tl.where(better, value, best)
-        place = tl.where(better, c[None, :], place)
-    top = tl.max(best, 1)
-    first = tl.min(tl.where(best == top[:, None], place, 2147483647), 1)
-    to = maps + n.to(tl.int64) * 5 * HW + p
-    tl.store(to, top, mask=here)
-    tl.store(to + HW, tl.sum(total, 1) / C, mask=here)
-    tl.store(to + 2 * HW, first.to(tl.float32), mask=here)
+        total += tl.sum(value, 1)
+        value = tl.where(known[None, :], value, float("-inf"))
+        top = tl.max(value, 1)
+        first = tl.min(tl.where(value == top[:, None], c[None, :], 2147483647), 1)
+        place = tl.where(top > best, first, place)
+        best = tl.maximum(top, best)
+    to = maps + n.to(tl.int64) * 4 * HW + p
+    tl.store(to, best, mask=here)
+    tl.store(to + HW, total / C, mask=here)
+    tl.store(to + 2 * HW, place.to(tl.float32), mask=here)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -64,14 +64,17 @@ def convolve(
     here, row, column = p < HW, p // W, p % W
     pair += n.to(tl.int64) * PAIR_STEP
     total = tl.zeros((BP,), tl.float32)
-    for tap in range(K * K):
-        y, z = row + tap // K - K // 2, column + tap % K - K // 2
-        inside = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        at = pair + y * W + z
-        factor = weight + tap * TAP_STEP
-        total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(at + HW, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(factor + MEAN_AT).to(tl.float32) * value
+    for i in range(K):
+        y = row + i - K // 2
+        line = here & (y >= 0) & (y < H)
+        for j in tl.static_range(K):
+            z = column + j - K // 2
+            inside = line & (z >= 0) & (z < W)
+            at = pair + y * W + z
+            factor = weight + (i * K + j) * TAP_STEP
+            total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
+            value = tl.load(at + HW, mask=inside, other=0.0).to(tl.float32)
+            total += tl.load(factor + MEAN_AT).to(tl.float32) * value
     tl.store(out + n.to(tl.int64) * OUT_STEP + OUT_AT + p, total, mask=here)
     if TRAINING:
         count = tl.sum(here.to(tl.float32), 0)
@@ -84,12 +87,12 @@ def convolve(
         tl.store(to + 2 * parts, spread)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def normalise(
-    maps, partial, gamma, beta, running_mean, running_var, batches, moments, M, HW, PARTS, momentum, eps,
-    TRAINING: tl.constexpr, BP: tl.constexpr, BR: tl.constexpr,
+@triton.jit
+def _moments(
+    partial, gamma, beta, running_mean, running_var, batches, moments, first, M, PARTS, momentum, eps,
+    TRAINING: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Batch norm and sigmoid: the gate. The first program stores mean and 1/deviation, and updates running statistics.
+    """Mean, weight/deviation and bias of the norm; the ``first`` program stores them and updates running statistics.
 
     M is N·H·W, the number of values.
     """
@@ -108,7 +111,7 @@ def normalise(
             squares += tl.load(partial + 2 * PARTS + r, mask=r < PARTS, other=0.0) + count * apart * apart
         spread = tl.sum(squares, 0)
         inverse = tl.rsqrt(spread / M + eps)
-        if tl.program_id(0) == 0:
+        if first:
             old = tl.load(running_mean).to(tl.float32)
             tl.store(running_mean, (old + momentum * (mean - old)).to(running_mean.dtype.element_ty))
             old = tl.load(running_var).to(tl.float32)
@@ -117,15 +120,19 @@ def normalise(
     else:
         mean = tl.load(running_mean).to(tl.float32)
         inverse = tl.rsqrt(tl.load(running_var).to(tl.float32) + eps)
-    if tl.program_id(0) == 0:
+    scale, shift = tl.load(gamma).to(tl.float32) * inverse, tl.load(beta).to(tl.float32)
+    if first:
         tl.store(moments, mean)
         tl.store(moments + 1, inverse)
-    q = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
-    here = q < M
-    at = maps + q // HW * 5 * HW + q % HW
-    scale = tl.load(gamma).to(tl.float32) * inverse
-    value = (tl.load(at + 3 * HW, mask=here, other=0.0) - mean) * scale + tl.load(beta).to(tl.float32)
-    tl.store(at + 4 * HW, tl.sigmoid(value), mask=here)
+        tl.store(moments + 2, scale)
+        tl.store(moments + 3, shift)
+    return mean, scale, shift
+
+
+@triton.jit
+def _spatial_gate(maps, p, here, HW, mean, scale, shift):
+    """The spatial gate at positions of one sample."""
+    return tl.sigmoid((tl.load(maps + 3 * HW + p, mask=here, other=0.0) - mean) * scale + shift)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -137,11 +144,11 @@ def spatial_grad(
     n, part = tl.program_id(0), tl.program_id(1)
     x += n.to(tl.int64) * HW * C
     g += n.to(tl.int64) * HW * C
-    maps += n.to(tl.int64) * 5 * HW
+    maps += n.to(tl.int64) * 4 * HW
     dmaps += n.to(tl.int64) * 3 * HW
     state += n * ROW
     share = tl.load(amount).to(tl.float32) if BLEND else 1.0
-    mean, inverse = tl.load(moments), tl.load(moments + 1)
+    mean, inverse, scale, shift = tl.load(moments), tl.load(moments + 1), tl.load(moments + 2), tl.load(moments + 3)
     bias, slope, blend = tl.zeros((BP,), tl.float32), tl.zeros((BP,), tl.float32), tl.zeros((BP,), tl.float32)
     for i in range(STEPS):
         p = (part * STEPS + i) * BP + tl.arange(0, BP)
@@ -153,9 +160,10 @@ def spatial_grad(
             inside, at = here[:, None] & known[None, :], p[:, None] * SP + c[None, :] * SC
             product = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
             product *= tl.load(g + at, mask=inside, other=0.0).to(tl.float32)
-            plain += product
+            if BLEND:
+                plain += product
             gated += product * tl.load(state + c, mask=known, other=0.0)[None, :]
-        gate = tl.load(maps + 4 * HW + p, mask=here, other=0.0)
+        gate = _spatial_gate(maps, p, here, HW, mean, scale, shift)
         unit = (tl.load(maps + 3 * HW + p, mask=here, other=0.0) - mean) * inverse
         of_gate = tl.sum(gated, 1)
         of_norm = share * of_gate * gate * (1 - gate)
@@ -173,11 +181,49 @@ def spatial_grad(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def norm_grad(
-    maps, dmaps, partial, gamma, moments, dgamma, dbeta, damount, M, HW, PARTS,
-    TRAINING: tl.constexpr, BLEND: tl.constexpr, BP: tl.constexpr, BR: tl.constexpr,
+def convolution_grad(
+    g, pair, weight, dpair, taps, partial, moments, dgamma, dbeta, damount,
+    M, H, W, PAIR_STEP, G_STEP, OUT_STEP, OUT_AT, MEAN_AT, TAP_STEP, STEPS, BLOCKS, CHUNKS, EXTRA, PARTS,
+    K: tl.constexpr, WEIGHT: tl.constexpr, NORM: tl.constexpr, TRAINING: tl.constexpr, BLEND: tl.constexpr,
+    BP: tl.constexpr, BT: tl.constexpr, BQ: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the convolution's output, in place of that of the norm's; the first program: of norm and amount."""
+    """Gradients of the maximum and the mean over channels; with WEIGHT, the first EXTRA programs compute that of it.
+
+    With NORM, ``g`` is the gradient of the norm's output, and the first program stores those of its parameters and,
+    with BLEND, of the amount. BLOCKS of positions follow each other for each sample, and CHUNKS where the gradient of
+    the weight is computed.
+    """
+    program = tl.program_id(0)
+    # The gradient of the convolution's output is g·scale − offset − (output − mean)·slope.
+    scale, offset, mean, slope = 1.0, 0.0, 0.0, 0.0
+    if NORM:
+        mean, scale = tl.load(moments), tl.load(moments + 2)
+        of_beta, of_gamma, of_amount = _norm_grad(partial, PARTS, BLEND, BR)
+        offset, slope = of_beta / M * scale, of_gamma / M * scale * tl.load(moments + 1)
+        if program == 0:
+            tl.store(dbeta, of_beta.to(dbeta.dtype.element_ty))
+            tl.store(dgamma, of_gamma.to(dgamma.dtype.element_ty))
+            if BLEND:
+                tl.store(damount, of_amount.to(damount.dtype.element_ty))
+    program -= EXTRA
+    if program >= 0:
+        n = (program // BLOCKS).to(tl.int64)
+        _pair_grad(
+            g + n * G_STEP, pair + n * PAIR_STEP, weight, dpair + n * OUT_STEP + OUT_AT, program % BLOCKS, H, W,
+            scale, offset, mean, slope, MEAN_AT, TAP_STEP, K, NORM and TRAINING, BP,
+        )  # fmt: skip
+    elif WEIGHT:
+        chunk = program + EXTRA
+        n = (chunk // CHUNKS).to(tl.int64)
+        _weight_grad(
+            g + n * G_STEP, pair + n * PAIR_STEP, taps + chunk * 2 * K * K, chunk % CHUNKS, H, W,
+            scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS, K, NORM and TRAINING, BT, BQ,
+        )  # fmt: skip
+
+
+@triton.jit
+def _norm_grad(partial, PARTS, BLEND: tl.constexpr, BR: tl.constexpr):
+    """Gradients of the norm's bias and weight and of the amount."""
     bias, slope, blend = tl.zeros((BR,), tl.float32), tl.zeros((BR,), tl.float32), tl.zeros((BR,), tl.float32)
     for start in range(0, PARTS, BR):
         r = start + tl.arange(0, BR)
@@ -185,63 +231,62 @@ def norm_grad(
         slope += tl.load(partial + PARTS + r, mask=r < PARTS, other=0.0)
         if BLEND:
             blend += tl.load(partial + 2 * PARTS + r, mask=r < PARTS, other=0.0)
-    of_beta, of_gamma = tl.sum(bias, 0), tl.sum(slope, 0)
-    if tl.program_id(0) == 0:
-        tl.store(dbeta, of_beta.to(dbeta.dtype.element_ty))
-        tl.store(dgamma, of_gamma.to(dgamma.dtype.element_ty))
-        if BLEND:
-            tl.store(damount, tl.sum(blend, 0).to(damount.dtype.element_ty))
-    q = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
-    here, n, p = q < M, q // HW, q % HW
-    mean, inverse = tl.load(moments), tl.load(moments + 1)
-    at = dmaps + n * 3 * HW + p
-    value = tl.load(at, mask=here, other=0.0)
-    if TRAINING:
-        unit = (tl.load(maps + (n * 5 + 3) * HW + p, mask=here, other=0.0) - mean) * inverse
-        value -= of_beta / M + unit * (of_gamma / M)
-    tl.store(at, value * tl.load(gamma).to(tl.float32) * inverse, mask=here)
+    return tl.sum(bias, 0), tl.sum(slope, 0), tl.sum(blend, 0)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def convolution_input_grad(
-    g, weight, dpair, H, W, G_STEP, PAIR_STEP, OUT_AT, MEAN_AT, TAP_STEP, K: tl.constexpr, BP: tl.constexpr
-):
-    """Gradients of the maximum and the mean over channels."""
-    n, HW = tl.program_id(0), H * W
-    p = tl.program_id(1) * BP + tl.arange(0, BP)
-    here, row, column = p < HW, p // W, p % W
-    g += n.to(tl.int64) * G_STEP
-    of_max, of_mean = tl.zeros((BP,), tl.float32), tl.zeros((BP,), tl.float32)
-    for tap in range(K * K):
-        y, z = row - tap // K + K // 2, column - tap % K + K // 2
-        inside = here & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        gradient = tl.load(g + y * W + z, mask=inside, other=0.0)
-        factor = weight + tap * TAP_STEP
-        of_max += tl.load(factor).to(tl.float32) * gradient
-        of_mean += tl.load(factor + MEAN_AT).to(tl.float32) * gradient
-    to = dpair + n.to(tl.int64) * PAIR_STEP + OUT_AT + p
-    tl.store(to, of_max.to(dpair.dtype.element_ty), mask=here)
-    tl.store(to + HW, of_mean.to(dpair.dtype.element_ty), mask=here)
+@triton.jit
+def _output_grad(g, pair, at, inside, HW, scale, offset, mean, slope, BATCH: tl.constexpr):
+    """Gradient of the convolution's output; with BATCH statistics it lies after ``pair`` and the maximum's channel."""
+    gradient = tl.load(g + at, mask=inside, other=0.0).to(tl.float32) * scale
+    if BATCH:
+        output = tl.load(pair + 3 * HW + at, mask=inside, other=0.0)
+        gradient = tl.where(inside, gradient - offset - (output - mean) * slope, 0.0)
+    return gradient
 
 
-@triton.jit(do_not_specialize=SIZES)
-def convolution_weight_grad(
-    pair, g, partial, M, H, W, PAIR_STEP, G_STEP, MEAN_AT, TAP_STEP, STEPS,
-    K: tl.constexpr, BP: tl.constexpr, BT: tl.constexpr,
+@triton.jit
+def _pair_grad(
+    g, pair, weight, dpair, block, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP,
+    K: tl.constexpr, BATCH: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of the weight from STEPS tiles of BP of the M = N·H·W positions: a row of partial, laid out as it is."""
+    """Gradients of the maximum and the mean at BP positions of one sample."""
+    HW = H * W
+    p = block * BP + tl.arange(0, BP)
+    here, row, column = p < HW, p // W, p % W
+    of_max, of_mean = tl.zeros((BP,), tl.float32), tl.zeros((BP,), tl.float32)
+    for i in range(K):
+        y = row - i + K // 2
+        line = here & (y >= 0) & (y < H)
+        for j in tl.static_range(K):
+            z = column - j + K // 2
+            inside = line & (z >= 0) & (z < W)
+            gradient = _output_grad(g, pair, y * W + z, inside, HW, scale, offset, mean, slope, BATCH)
+            factor = weight + (i * K + j) * TAP_STEP
+            of_max += tl.load(factor).to(tl.float32) * gradient
+            of_mean += tl.load(factor + MEAN_AT).to(tl.float32) * gradient
+    tl.store(dpair + p, of_max.to(dpair.dtype.element_ty), mask=here)
+    tl.store(dpair + HW + p, of_mean.to(dpair.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _weight_grad(
+    g, pair, taps, chunk, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS,
+    K: tl.constexpr, BATCH: tl.constexpr, BT: tl.constexpr, BQ: tl.constexpr,
+):  # fmt: skip
+    """Gradient of the weight from STEPS tiles of BQ positions of one sample: ``taps``, laid out as the weight is."""
     HW = H * W
     tap = tl.arange(0, BT)
     used, source = tap < 2 * K * K, tap // (K * K)
     down, right = tap % (K * K) // K - K // 2, tap % K - K // 2
-    total = tl.zeros((BP, BT), tl.float32)
+    shift = source * HW + down * W + right
+    total = tl.zeros((BT, BQ), tl.float32)
     for i in range(STEPS):
-        q = (tl.program_id(0).to(tl.int64) * STEPS + i) * BP + tl.arange(0, BP)
-        here, n, p = q < M, q // HW, (q % HW).to(tl.int32)
-        gradient = tl.load(g + n * G_STEP + p, mask=here, other=0.0)
-        y, z = (p // W)[:, None] + down[None, :], (p % W)[:, None] + right[None, :]
-        inside = here[:, None] & used[None, :] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        at = pair + (n * PAIR_STEP)[:, None] + source[None, :] * HW + y * W + z
-        total += tl.load(at, mask=inside, other=0.0).to(tl.float32) * gradient[:, None]
-    at = source * MEAN_AT + tap % (K * K) * TAP_STEP
-    tl.store(partial + tl.program_id(0) * 2 * K * K + at, tl.sum(total, 0), mask=used)
+        p = (chunk * STEPS + i) * BQ + tl.arange(0, BQ)
+        here = p < HW
+        gradient = _output_grad(g, pair, p, here, HW, scale, offset, mean, slope, BATCH)
+        y, z = (p // W)[None, :] + down[:, None], (p % W)[None, :] + right[:, None]
+        inside = here[None, :] & used[:, None] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        value = tl.load(pair + shift[:, None] + p[None, :], mask=inside, other=0.0).to(tl.float32)
+        total += value * gradient[None, :]
+    to = source * MEAN_AT + tap % (K * K) * TAP_STEP
+    tl.store(taps + to, tl.sum(total, 1), mask=used)
