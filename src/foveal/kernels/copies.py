@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -45,19 +43,7 @@ def packed_shape(c2: int, into: int, taps: int, groups: int, together: int) -> t
     return -(-groups // together) * together * (c2 // groups), taps, together * into
 
 
-class Packing(NamedTuple):
-    """Weights that are to be packed: from where to where, and what the kernel takes beside them."""
-
-    weight: Tensor
-    result: Tensor
-    sizes: tuple[int, ...]
-
-    def programs(self, block: int) -> int:
-        """How many it takes, with ``block`` values each."""
-        return -(-self.sizes[0] // block)
-
-
-def packing(weight: Tensor, dtype: torch.dtype, groups: int, together: int) -> Packing:
+def packed(weight: Tensor, dtype: torch.dtype, groups: int, together: int) -> Tensor:
     """Weights (C2, C1/groups, h, w) as (C2 or more, h·w, G1) of ``dtype``, block-diagonal within super-groups.
 
     A super-group is ``together`` groups; the last one may be incomplete, and is filled up with zeros.
@@ -71,12 +57,6 @@ def packing(weight: Tensor, dtype: torch.dtype, groups: int, together: int) -> P
     shape = packed_shape(c2, into, taps, groups, together)
     result = empty(shape, dtype, weight.device)
     strides = (taps * into, 1, into) if last else (into * taps, taps, 1)
-    return Packing(weight, result, (result.numel(), c2, shape[2], into, out, together, *strides))
-
-
-def packed(weight: Tensor, dtype: torch.dtype, groups: int, together: int) -> Tensor:
-    """The same, done."""
-    order = packing(weight, dtype, groups, together)
-    sizes = *order.sizes, weight.shape[2] * weight.shape[3], BLOCK
-    launch(copy_kernels.pack, (order.programs(BLOCK),), (order.weight, order.result), sizes, num_warps=4)
-    return order.result
+    sizes = result.numel(), c2, shape[2], into, out, together, *strides, taps, BLOCK
+    launch(copy_kernels.pack, _programs(result.numel(), BLOCK), (weight, result), sizes, num_warps=4)
+    return result

@@ -37,20 +37,14 @@ def pad(x, out, SIZE, H, W, C, TALL, WIDE, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + ((n * H + y) * W + z) * C + c, mask=inside, other=0.0), mask=i < SIZE)
 
 
-@triton.jit
-def _pack(weight, out, tile, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK values of what :func:`pack` computes."""
-    i = tile * BLOCK + tl.arange(0, BLOCK)
-    j1, t, c2 = i % G1, i // G1 % T, i // G1 // T
-    own = (i < SIZE) & (c2 < C2) & (j1 // CG == c2 // OG % TOGETHER)
-    value = tl.load(weight + c2 * ROW + j1 % CG * STEP + t * TAP, mask=own, other=0.0)
-    tl.store(out + i, value.to(out.dtype.element_ty), mask=i < SIZE)
-
-
 @triton.jit(do_not_specialize=["SIZE", "C2", "G1", "CG", "OG", "TOGETHER", "ROW", "STEP", "TAP"])
 def pack(weight, out, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T: tl.constexpr, BLOCK: tl.constexpr):
     """Weights as (C2 or more, T, G1), block-diagonal within every super-group of TOGETHER groups; SIZE values.
 
     ``weight`` is (C2, CG, T) with strides ROW, STEP and TAP. A group has CG input and OG output channels.
     """
-    _pack(weight, out, tl.program_id(0), SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, T, BLOCK)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    j1, t, c2 = i % G1, i // G1 % T, i // G1 // T
+    own = (i < SIZE) & (c2 < C2) & (j1 // CG == c2 // OG % TOGETHER)
+    value = tl.load(weight + c2 * ROW + j1 % CG * STEP + t * TAP, mask=own, other=0.0)
+    tl.store(out + i, value.to(out.dtype.element_ty), mask=i < SIZE)

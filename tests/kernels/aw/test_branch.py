@@ -49,10 +49,10 @@ def launched(monkeypatch):
     return names
 
 
-def make(kernel_size=3, channels=(8, 24), **options):
+def make(kernel_size=3, channels=(8, 24), reduction=4, **options):
     """A layer in which every number matters."""
     torch.manual_seed(0)
-    layer = AWConv2d(*channels, kernel_size, **options, reduction=options.pop("reduction", 4))
+    layer = AWConv2d(*channels, kernel_size, **options, reduction=reduction)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     for norm in (layer.attention.norm1, layer.attention.norm2):

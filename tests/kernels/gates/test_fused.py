@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 from foveal.attention import CBAM, SqueezeExcite
-from foveal.kernels import prepared
+from foveal.kernels import prepared, tape
 from foveal.kernels.gates import convolution, fused, launch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -297,6 +297,7 @@ def launches(monkeypatch):
 
     for module in (launch, convolution):
         monkeypatch.setattr(module, "launch", note)
+    monkeypatch.setattr(tape, "_tapes", {})
     return seen
 
 

@@ -15,8 +15,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.copy_kernels import _pack
-
 EXACT = tl.constexpr("tf32x3")  # three products on tensor cores: as exact as float32
 STAGES = tl.constexpr(3)  # loads that are on their way at a time, in loops over rows
 
@@ -93,27 +91,19 @@ def _store_moments(moments, hidden, KH: tl.constexpr, KW: tl.constexpr, BAND: tl
     tl.store(to + hidden.shape[1], tl.sum(distance * distance, 0))
 
 
-PACKING = ("SIZE", "C2", "G1", "CG", "OG", "TOGETHER", "ROW", "STEP", "TAP")  # arguments of copy_kernels.pack
-
-
-@triton.jit(do_not_specialize=("H", "W", "HIDDEN", "PROGRAMS", *PACKING))
+@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
 def squeeze(
-    x, w1, rows, z1, moments, weight, packed, H, W, C, HIDDEN, PROGRAMS, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP,
+    x, w1, rows, z1, moments, H, W, C, HIDDEN,
     KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr,
-    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BLOCK: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """A0, the mean of x (N, H, W, C) in each cell, and z1 = W1 A0: float32 (N·KH·KW, C) and (N·KH·KW, BH).
 
-    Each of the first PROGRAMS does one sample, or with BAND one row of its cells. The mean is a product with the cells'
-    windows. ``moments`` (PROGRAMS, 2, BH) get mean and sum of squared distances of a program's rows of z1. The others
-    pack the convolution's weights, if ``packed`` is given: a launch of its own costs more than the work.
+    A program does one sample, or with BAND one row of its cells. The mean is a product with the cells' windows.
+    ``moments`` (programs, 2, BH) get mean and sum of squared distances of a program's rows of z1.
     """
-    if tl.program_id(0) < PROGRAMS:
-        hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
-        _store_moments(moments, hidden, KH, KW, BAND)
-    elif packed is not None:
-        tile = tl.program_id(0) - PROGRAMS
-        _pack(weight, packed, tile, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, KH * KW, BLOCK)
+    hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
+    _store_moments(moments, hidden, KH, KW, BAND)
 
 
 @triton.jit

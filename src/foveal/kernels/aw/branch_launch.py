@@ -13,7 +13,6 @@ from torch import Tensor
 from foveal.kernels.aw import branch_gradient_kernels, branch_kernels, eval_kernels
 from foveal.kernels.aw.branch import Branch, Parameters, gradient_sizes, hidden_side, kept_sizes
 from foveal.kernels.aw.geometry import ceil_div, channels_last, empty_last
-from foveal.kernels.copies import Packing
 from foveal.kernels.parts import parts
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import capability, on_its_device
@@ -23,7 +22,6 @@ POSITIONS = 64  # of a map that a program of the pooling writes, and half of tho
 LARGE = 512  # positions of a map; of larger ones, each row of cells has a program of its own
 ROWS = 256  # that a program of the norms reads at a time
 FEW_ROWS = 64  # that a program of the gradient does, where nothing is summed over all rows
-PACKED = 8192  # weights of the convolution that a program packs
 SUM_ROWS, SUMMED = 8, 1024  # parts that a program adds up at a time, and numbers of each
 EVAL_COLUMNS = 128  # output channels that a program does at a time in eval mode
 
@@ -59,8 +57,8 @@ def pooling(c1: int, h: int, w: int, size: tuple[int, int], hidden: int) -> tupl
 
 
 @on_its_device
-def forward(x: Tensor, parameters: Parameters, branch: Branch, packing: Packing | None = None) -> tuple[Tensor, Tensor]:
-    """The multiplier (N, C2, h, w), channels last, and what :func:`backward` needs; ``packing`` is done as well."""
+def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, Tensor]:
+    """The multiplier (N, C2, h, w), channels last, and what :func:`backward` needs."""
     (n, c1, height, width), (h, w) = x.shape, branch.size
     w1, gamma1, beta1, w2, gamma2, beta2, amount = parameters
     hidden, c2, m = w1.shape[0], w2.shape[0], n * h * w
@@ -68,27 +66,25 @@ def forward(x: Tensor, parameters: Parameters, branch: Branch, packing: Packing 
     kept, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), x.device)
     precision = "tf32x3" if x.dtype == torch.float32 else "tf32"  # of half precision, every product is exact
     programs = n * h if band else n
-    weight, packed, sizes = packing or (None, None, (0,) * len(branch_kernels.PACKING))
-    grid = (programs + (0 if packing is None else packing.programs(PACKED)),)
     multiplier = empty_last((n, c2, h, w), x, branch.dtype)
     one, two = branch.norm1, branch.norm2
     if not (one.batch or two.batch):
         launch(
             eval_kernels.squeeze_and_attend,
-            grid,
+            (programs,),
             (channels_last(x), w1, rows, z1, gamma1, beta1, one.mean, one.var, w2, gamma2, beta2, two.mean, two.var,
-             amount, multiplier, stats1, stats2, weight, packed),
-            (height, width, c1, hidden, c2, one.eps, two.eps, programs, sizes[0], *sizes[2:], h, w, band, precision,
-             branch.residual, *side, EVAL_COLUMNS, PACKED),
+             amount, multiplier, stats1, stats2),
+            (height, width, c1, hidden, c2, one.eps, two.eps, h, w, band, precision, branch.residual, *side,
+             EVAL_COLUMNS),
             num_warps=4,
         )  # fmt: skip
         return multiplier, kept
     _, (moments,) = parts((programs * 2 * tile.hidden,), x.device)
     launch(
         branch_kernels.squeeze,
-        grid,
-        (channels_last(x), w1, rows, z1, moments, weight, packed),
-        (height, width, c1, hidden, programs, *sizes, h, w, band, precision, *side, PACKED),
+        (programs,),
+        (channels_last(x), w1, rows, z1, moments),
+        (height, width, c1, hidden, h, w, band, precision, *side),
         num_warps=4,
     )
     launch(

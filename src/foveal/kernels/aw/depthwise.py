@@ -48,9 +48,6 @@ class Plan:
             do_not_record()
         return weight.contiguous()
 
-    def packing(self, weight: Tensor) -> None:
-        """Nothing is left to be done."""
-
     def sample_kernels(self, weight: Tensor, s: Tensor) -> Tensor:
         """The samples' own kernels (N, C, h, w), in channels last like s, from weight (C, 1, h, w) and multiplier s."""
         kernels = empty_like(s)

@@ -7,8 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from foveal.kernels.aw.branch_kernels import EXACT, PACKING, _multiplier, _own_cells, _relu, _squeeze
-from foveal.kernels.copy_kernels import _pack
+from foveal.kernels.aw.branch_kernels import EXACT, _multiplier, _own_cells, _relu, _squeeze
 
 
 @triton.jit
@@ -49,20 +48,16 @@ def _attend(
         tl.store(multiplier + at, value, mask=own[:, None] & in_c[None, :])
 
 
-@triton.jit(do_not_specialize=("H", "W", "HIDDEN", "PROGRAMS", *PACKING))
+@triton.jit(do_not_specialize=["H", "W", "HIDDEN"])
 def squeeze_and_attend(
     x, w1, rows, z1, gamma1, beta1, mean1, var1, w2, gamma2, beta2, mean2, var2, amount, multiplier, stats1, stats2,
-    weight, packed, H, W, C, HIDDEN, C2, eps1, eps2, PROGRAMS, SIZE, G1, CG, OG, TOGETHER, ROW, STEP, TAP,
+    H, W, C, HIDDEN, C2, eps1, eps2,
     KH: tl.constexpr, KW: tl.constexpr, BAND: tl.constexpr, PRECISION: tl.constexpr, RESIDUAL: tl.constexpr,
-    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BC2: tl.constexpr, BLOCK: tl.constexpr,
+    T: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr, BC2: tl.constexpr,
 ):  # fmt: skip
     """What ``squeeze`` and ``attend`` of :mod:`foveal.kernels.aw.branch_kernels` compute."""
-    if tl.program_id(0) < PROGRAMS:
-        hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
-        _attend(
-            hidden, gamma1, beta1, mean1, var1, w2, gamma2, beta2, mean2, var2, amount, multiplier, stats1, stats2,
-            HIDDEN, C2, eps1, eps2, KH, KW, BAND, RESIDUAL, BC2,
-        )  # fmt: skip
-    elif packed is not None:
-        tile = tl.program_id(0) - PROGRAMS
-        _pack(weight, packed, tile, SIZE, C2, G1, CG, OG, TOGETHER, ROW, STEP, TAP, KH * KW, BLOCK)
+    hidden = _squeeze(x, w1, rows, z1, H, W, C, HIDDEN, KH, KW, BAND, PRECISION, T, BP, BC, BH)
+    _attend(
+        hidden, gamma1, beta1, mean1, var1, w2, gamma2, beta2, mean2, var2, amount, multiplier, stats1, stats2,
+        HIDDEN, C2, eps1, eps2, KH, KW, BAND, RESIDUAL, BC2,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from foveal.kernels.aw.estimate import Work, cycles
 from foveal.kernels.aw.geometry import Geometry, ceil_div, channels_last, contiguous, empty_last, interleaved
 from foveal.kernels.aw.tiles import PRODUCT_TILES, TILES, Launch, launches_across, launches_within
 from foveal.kernels.aw.weight_grad import Dtypes, WeightGradients
-from foveal.kernels.copies import Packing, packed, packing, padded
+from foveal.kernels.copies import packed, padded
 from foveal.kernels.prepared import Prepared
 from foveal.kernels.support import capability, on_its_device
 from foveal.kernels.tune import Key, run
@@ -39,11 +39,6 @@ class Plan:
         """Weights (C2, C1/groups, h, w) of any dtype as (C2 or more, h·w, G1), block-diagonal within super-groups."""
         g = self.geometry
         return packed(weight, g.dtype, g.groups, g.together)
-
-    def packing(self, weight: Tensor) -> Packing:
-        """The same, still to be done."""
-        g = self.geometry
-        return packing(weight, g.dtype, g.groups, g.together)
 
     # Forward ----------------------------------------------------------------------------------------------------------
 

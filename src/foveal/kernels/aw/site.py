@@ -89,10 +89,9 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tupl
     from foveal.kernels.aw import branch_launch, launch
 
     parameters, branch, conv = Parameters(*rest[:7]), rest[-2], rest[-1]
+    multiplier, kept = branch_launch.forward(x, parameters, branch)
     shape = launch.plan(x, weight, *conv.for_launch)
-    packing = shape.packing(weight)
-    multiplier, kept = branch_launch.forward(x, parameters, branch, packing)
-    kernel = shape.packed(weight) if packing is None else packing.result
+    kernel = shape.packed(weight)
     return shape.forward(x, kernel, multiplier, bias), multiplier, kept, None if kernel is weight else kernel
 
 

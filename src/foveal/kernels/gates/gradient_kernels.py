@@ -94,7 +94,7 @@ def input_grad(
         for i in range(PARTS):
             total += tl.load(logits + (n * PARTS + i) * C + c, mask=known, other=0.0)
         tl.store(grads + c, total, mask=known)
-    of_mean, of_top = tl.zeros((BC,), tl.float32), tl.zeros((BC,), tl.float32)
+    to_mean, to_top = tl.zeros((BD, BC), tl.float32), tl.zeros((BD, BC), tl.float32)  # added up at the end
     for start in range(0, D, BD):
         d = start + tl.arange(0, BD)
         exists = d < D
@@ -105,11 +105,11 @@ def input_grad(
             tl.store(grads + C + d, grad, mask=exists)
         if AVG:
             alive = tl.load(state + 4 * C + d, mask=exists, other=0.0) > 0
-            of_mean += tl.sum(into * tl.where(alive, grad, 0.0)[:, None], 0)
+            to_mean += into * tl.where(alive, grad, 0.0)[:, None]
         if MAX:
             alive = tl.load(state + 4 * C + D + d, mask=exists, other=0.0) > 0
-            of_top += tl.sum(into * tl.where(alive, grad, 0.0)[:, None], 0)
-    of_mean /= HW
+            to_top += into * tl.where(alive, grad, 0.0)[:, None]
+    of_mean, of_top = tl.sum(to_mean, 0) / HW, tl.sum(to_top, 0)
     factor = tl.load(state + c, mask=known, other=0.0)[None, :]
     share = tl.load(amount).to(tl.float32) if BLEND else 1.0
     if MAX:

@@ -107,7 +107,7 @@ def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
         tile=tile,
         pool=parts(4 * BUSY),
         gate=parts(3 * BUSY),
-        write=parts(12 * BUSY, ceil(2 * hidden, tile[0])),  # at least as much of the map as of the perceptron's weights
+        write=parts(4 * BUSY, ceil(2 * hidden, tile[0])),  # at least as much of the map as of the perceptron's weights
         across=across,
         positions=((n, ceil(lines, steps)), steps),
         hidden=HIDDEN[hidden > HIDDEN[0]],
