@@ -16,6 +16,9 @@ model differ by a quarter between processes, so that only ratios within one mean
 each such group is a process of its own. With --jobs several of them prepare their models side by side; while one is
 timed the others are stopped, so that its milliseconds are those of a machine that does nothing else.
 
+``gpu ms`` are those of the kernels alone, one after the other. Where they are far less than ``ms``, the GPU waits for
+Python: a faster host, a larger batch or a CUDA graph brings the ratio towards that of the GPU.
+
 The first step, in which a model is compiled, is measured only with --first: afterwards, in a fresh process with empty
 caches for each model, because kernels that one model compiled stay in the memory of its process. With --jobs these
 run side by side and are slower for it; the column jobs says how many processes there were. Without --first the columns
@@ -50,7 +53,7 @@ from rich.status import Status
 from torch import Tensor, nn
 
 import foveal
-from foveal.bench import cleared, clock_beside, peak, peak_on_cpu, stopwatch
+from foveal.bench import cleared, clock_beside, gpu_time, peak, peak_on_cpu, stopwatch
 from foveal.bench.prices import MODES, PARTS, PLAIN, Case, Rows, compared, sentence, table
 from foveal.bench.processes import Job, Report, side_by_side, wait_for_turn
 from foveal.bench.steps import profile_site, step_of
@@ -125,6 +128,8 @@ def measure(cases: Sequence[Case], part: str, wait: Callable[[str], None] = lamb
         wait(part)
         for name, milliseconds in clock_beside(runs, torch.device(cases[0].device), cases[0].seconds).items():
             figures[int(name)]["ms"] = milliseconds
+        for name, run in runs.items() if cases[0].device == "cuda" else ():
+            figures[int(name)]["gpu ms"] = gpu_time(run)
     return figures
 
 

@@ -33,7 +33,8 @@ def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
     part, hardware, torch, precision = kind
     modes = [mode for mode in MODES if any(row["mode"] == mode for row in rows)]
     cells = {(_model(row), row["mechanism"], row["mode"]): _cell(row) for row in rows}
-    later = "; seconds more at the first step" if any(row["first s"] for row in rows) else ""
+    later = "; work of the GPU" if any(row.get("gpu ratio") for row in rows) else ""
+    later += "; seconds more at the first step" if any(row["first s"] for row in rows) else ""
     title = f"{PARTS[part]}, times the plain model's time (memory{later}). {hardware}"
     lines = ["| | |" + "".join(f" {MODES[mode]} |" for mode in modes), "|---|---|" + "---|" * len(modes)]
     models = list(dict.fromkeys(model for model, _, _ in cells))
@@ -50,14 +51,17 @@ def _model(row: Row) -> str:
 
 
 def _cell(row: Row) -> str:
-    """``1.42× (1.05×; +3 s)``, or without the seconds.
+    """``1.42× (1.05×; GPU 1.1×; +3 s)``, or without what is not known.
 
     >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "first s": "4.1", "plain first s": "1.0"})
     '1.42× (1.05×; +3.1 s)'
     >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "first s": ""})
     '1.42× (1.05×)'
+    >>> _cell({"error": "", "time ratio": "1.416", "memory ratio": "1.05", "gpu ratio": "1.1", "first s": ""})
+    '1.42× (1.05×; GPU 1.10×)'
     """
     if row["error"]:
         return "no usual place" if "no usual place" in row["error"] else "does not run"
     later = f"; {float(row['first s']) - float(row['plain first s']):+.1f} s" if row["first s"] else ""
-    return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×{later})"
+    gpu = f"; GPU {float(row['gpu ratio']):.2f}×" if row.get("gpu ratio") else ""
+    return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×{gpu}{later})"

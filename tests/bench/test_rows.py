@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from foveal.bench import write_rows
-from foveal.bench.prices import Case, Rows, compared
+from foveal.bench.prices import Case, Rows, compared, sentence, table
 
 CASE = Case("resnet18", 2, 32, "aw", "eager", "cpu", False, 0.1)
 
@@ -56,3 +56,14 @@ def test_rows_of_before_there_were_revisions_stay_without(tmp_path, monkeypatch)
         writer.writeheader()
         writer.writerows(old)
     assert measured(Rows(path, again=False), path) == ["", "abc"]
+
+
+def test_the_work_of_the_gpu_is_told_where_it_is_known():
+    plain, attended = {"ms": 10.0, "gpu ms": 5.0, "peak MiB": 100.0}, {"ms": 15.0, "gpu ms": 6.0, "peak MiB": 110.0}
+    row = compared(CASE, "train", plain, attended, {})
+    assert row["gpu ratio"] == 1.2
+    assert "1.50× the time of a training step (10.0 → 15.0 ms), 1.20× the work of the GPU, 1.10×" in sentence(row)
+    head, first, second = table([row]).splitlines()[-3:]
+    assert head.split() == ["time", "ms", "GPU", "ms", "memory", "MiB"]
+    assert first.split() == ["plain", "10.0", "5.0", "100"]
+    assert second.split() == ["aw", "1.50×", "15.0", "1.20×", "6.0", "1.10×", "110"]

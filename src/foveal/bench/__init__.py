@@ -92,6 +92,19 @@ def launches(run: Callable[[], object]) -> int:
     return sum(event.name.startswith(("cudaLaunchKernel", "cuLaunchKernel")) for event in profiler.events())
 
 
+def gpu_time(run: Callable[[], object], repeats: int = 3) -> float:
+    """Milliseconds that the kernels of ``run`` take on a GPU, one after the other; it has been run before.
+
+    Where that is far less than the time of ``run``, the GPU waits for Python.
+    """
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    on_gpu = torch.autograd.DeviceType.CUDA
+    return sum(event.device_time for event in profiler.events() if event.device_type == on_gpu) / repeats / 1e3
+
+
 def _activities() -> list[torch.profiler.ProfilerActivity]:
     kinds = torch.profiler.ProfilerActivity
     return [kinds.CPU, kinds.CUDA] if torch.cuda.is_available() else [kinds.CPU]

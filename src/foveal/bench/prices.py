@@ -18,15 +18,19 @@ PARTS = {"train": "a training step", "infer": "inference"}
 PLAIN = "plain"
 KEYS = ("model", "batch", "size", "mechanism", "mode", "part", "precision", "layout", "hardware", "torch")
 FIGURES = (
-    "ms", "plain ms", "time ratio", "peak MiB", "plain peak MiB", "memory ratio", "first s", "plain first s",
-    "compile s", "plain compile s", "jobs", "error", "revision",
+    "ms", "plain ms", "time ratio", "gpu ms", "plain gpu ms", "gpu ratio", "peak MiB", "plain peak MiB", "memory ratio",
+    "first s", "plain first s", "compile s", "plain compile s", "jobs", "error", "revision",
 )  # fmt: skip
 
 COLUMNS = (  # name, digits after the point, sign after them, width
-    ("time ratio", 2, "×", 7), ("ms", 1, "", 9), ("memory ratio", 2, "×", 8), ("peak MiB", 0, "", 8),
-    ("first s", 1, "", 15),
+    ("time ratio", 2, "×", 7), ("ms", 1, "", 9), ("gpu ratio", 2, "×", 7), ("gpu ms", 1, "", 9),
+    ("memory ratio", 2, "×", 8), ("peak MiB", 0, "", 8), ("first s", 1, "", 15),
 )  # fmt: skip
-RATIOS = {"ms": "time ratio", "peak MiB": "memory ratio"}
+HEADS = {
+    "time ratio": "time", "ms": "ms", "gpu ratio": "GPU", "gpu ms": "ms", "memory ratio": "memory", "peak MiB": "MiB",
+    "first s": "first step, s",
+}  # fmt: skip
+RATIOS = {"ms": "time ratio", "gpu ms": "gpu ratio", "peak MiB": "memory ratio"}
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,9 @@ def sentence(row: dict[str, Any]) -> str:
     if row["ms"] == "":
         return f"{what}, {row['part']}{later}"
     times = f"{float(row['plain ms']):.1f} → {float(row['ms']):.1f} ms"
-    ratios = [float(row[name]) for name in RATIOS.values()]
-    return f"{what}: {ratios[0]:.2f}× the time of {PARTS[row['part']]} ({times}), {ratios[1]:.2f}× the memory{later}"
+    gpu = f", {float(row['gpu ratio']):.2f}× the work of the GPU" if row["gpu ratio"] != "" else ""
+    time, memory = float(row["time ratio"]), float(row["memory ratio"])
+    return f"{what}: {time:.2f}× the time of {PARTS[row['part']]} ({times}){gpu}, {memory:.2f}× the memory{later}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -152,13 +157,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [f"beside the plain model in the same mode, on {rows[0]['hardware']}"]
     for (model, batch, size, mode, part, _), block in blocks.items():
         lines += ["", f"{model}, batch {batch}, {size}×{size}, {mode}, {PARTS[part]}"]
-        first = f"{'first step, s':>15}" if block[0]["plain first s"] != "" else ""
-        lines.append(f"  {'':{width}} {'time':>7} {'ms':>9} {'memory':>8} {'MiB':>8} {first}".rstrip())
-        plain = {name: block[0][f"plain {name}"] for name in ("ms", "peak MiB", "first s")}
-        for row in ({"mechanism": PLAIN, "error": "", "time ratio": "", "memory ratio": "", **plain}, *block):
+        shown = [column for column in COLUMNS if any(row[column[0]] != "" for row in block)]
+        lines.append(f"  {'':{width}} {' '.join(HEADS[name].rjust(space) for name, _, _, space in shown)}")
+        plain = {name: block[0][f"plain {name}"] for name in ("ms", "gpu ms", "peak MiB", "first s")}
+        for row in ({"mechanism": PLAIN, "error": "", **dict.fromkeys(RATIOS.values(), ""), **plain}, *block):
             cells = [
                 f"{float(row[name]):.{digits}f}{sign}".rjust(space) if row[name] != "" else " " * space
-                for name, digits, sign, space in COLUMNS
+                for name, digits, sign, space in shown
             ]
             figures = f"failed: {row['error']}" if row["error"] else " ".join(cells).rstrip()
             lines.append(f"  {row['mechanism']:{width}} {figures}")
