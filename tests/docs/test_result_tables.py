@@ -144,8 +144,11 @@ def test_what_is_not_measured_says_how_to() -> None:
 
 @pytest.mark.parametrize("paper", [paper for paper in expected.COMPARED if paper in MEASURED])
 def test_comparisons_are_of_measured_cells(paper: str) -> None:
+    recipes = {row["recipe"] for row in result_tables.read(result_tables.RESULTS / f"{paper}.csv")}
+    measured = [cells for _, *cells in expected.COMPARED[paper] if recipes.issuperset(cells)]
     text = result_tables.comparisons(paper)
-    assert text.count("\n| ") == len(expected.COMPARED[paper])
+    assert text.count("\n| ") == len(measured)
+    assert measured or text == "Not measured yet."
 
 
 def test_columns_are_those_that_reproduce_writes() -> None:

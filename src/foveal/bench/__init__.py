@@ -18,6 +18,9 @@ from foveal.compat import clear_cublas_workspaces
 from foveal.revision import revision
 
 
+BLOCK = 0.2  # seconds between two synchronisations with a GPU
+
+
 def clock(run: Callable[[], object], device: torch.device, seconds: float = 0.3, *, graph: bool = True) -> float:
     """Median milliseconds of ``run``.
 
@@ -51,13 +54,13 @@ def clock_beside(
         least: how often to repeat each at least.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
-    blocks = dict.fromkeys(runs, 1)  # runs between two synchronisations: about 50 ms of them
+    blocks = dict.fromkeys(runs, 1)  # runs between two synchronisations: people do not wait for a GPU at every step
     until = time.perf_counter() + seconds * len(runs)
     while min(map(len, times.values())) < least or time.perf_counter() < until:
         for name, run in runs.items():
             took = stopwatch(run, device, blocks[name])
             times[name].append(took)
-            blocks[name] = max(1, round(0.05 / took)) if device.type == "cuda" else 1
+            blocks[name] = max(1, round(BLOCK / took)) if device.type == "cuda" else 1
     return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
 
 
