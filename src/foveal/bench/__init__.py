@@ -17,7 +17,6 @@ from torch.utils.benchmark import Timer
 from foveal.compat import clear_cublas_workspaces
 from foveal.revision import revision
 
-
 BLOCK = 0.2  # seconds between two synchronisations with a GPU
 
 

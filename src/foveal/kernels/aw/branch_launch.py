@@ -52,7 +52,7 @@ def pooling(c1: int, h: int, w: int, size: tuple[int, int], hidden: int) -> tupl
     band = h * w > LARGE and size[0] > 1
     cells = max(16, triton.next_power_of_2(size[1] if band else size[0] * size[1]))
     positions = min(2 * POSITIONS, max(16, triton.next_power_of_2(h * w)))
-    channels = min(8192 // positions, 8192 // hidden_side(hidden), 256)
+    channels = min(8192 // positions, 8192 // hidden_side(hidden), 4096 // cells)
     return band, (cells, positions, min(channels, max(16, triton.next_power_of_2(c1))), hidden_side(hidden))
 
 
