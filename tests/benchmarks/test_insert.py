@@ -251,7 +251,8 @@ def test_the_table_is_not_cut(insert, pretended, capsys):
 def test_in_a_process(insert, tmp_path):
     insert.main([*SMALL, "--jobs", "2", "--mechanism", "se", "--csv", str(tmp_path / "rows.csv")])
     rows = read(tmp_path / "rows.csv")
-    assert [(row["part"], row["jobs"], row["error"]) for row in rows] == [("train", "2", ""), ("infer", "2", "")]
+    found = {(row["part"], row["jobs"], row["error"]) for row in rows}  # in any order
+    assert found == {("train", "2", ""), ("infer", "2", "")}
 
 
 @pytest.mark.slow
