@@ -205,17 +205,8 @@ def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, p
     launch(spatial.pool_channels, (ceil(size, across[0]), n), (x, state, maps), sizes, num_warps=8)
     blocks = ceil(size, convolution.COLUMNS)
     spread = empty((3, n * blocks), torch.float32, x.device)
-    sizes = (
-        h,
-        w,
-        4 * size,
-        4 * size,
-        3 * size,
-        *convolution.strides(weight),
-        weight.shape[-1],
-        training,
-        convolution.COLUMNS,
-    )
+    steps = 4 * size, 4 * size, 3 * size, *convolution.strides(weight)
+    sizes = h, w, *steps, weight.shape[-1], training, convolution.COLUMNS
     launch(spatial.convolve, (n, blocks), (maps, weight, maps, spread), sizes)
     return maps, spread
 
