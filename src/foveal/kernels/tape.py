@@ -16,7 +16,8 @@ import bisect
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from operator import itemgetter
+from functools import partial, reduce
+from operator import itemgetter, or_
 from typing import Any
 
 import torch
@@ -67,28 +68,21 @@ class Tape:
         launches: list[tuple[Launch, Callable[[list[int | None]], Sequence[int | None]]]],
         device: torch.device,
     ) -> None:
-        self.outputs, self.scratch, self.places, self.launches, self.device = (
-            outputs, scratch, places, launches, device,
-        )  # fmt: skip
+        self.outputs = [
+            None if o is None else partial(torch.empty_strided, o[0], o[1], dtype=o[2], device=device) for o in outputs
+        ]
+        self.scratch = partial(torch.empty, scratch, dtype=torch.uint8, device=device) if scratch else None
+        self.places, self.launches = places, launches
 
     def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
         """The results, or None if an address is not a multiple of 16 bytes, which Triton compiles in."""
         bases = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
-        bits = 0
-        for base in bases:
-            bits |= base
-        if bits & 15:
+        if reduce(or_, bases) & 15:
             return None
-        device, results = self.device, list[Tensor | None]()
-        for output in self.outputs:
-            if output is None:
-                results.append(None)
-            else:
-                result = torch.empty_strided(output[0], output[1], dtype=output[2], device=device)
-                results.append(result)
-                bases.append(result.data_ptr())
-        if self.scratch:
-            scratch = torch.empty(self.scratch, dtype=torch.uint8, device=device)
+        results = [None if output is None else output() for output in self.outputs]
+        bases += [result.data_ptr() for result in results if result is not None]
+        if self.scratch is not None:
+            scratch = self.scratch()  # kept until all is launched
             bases.append(scratch.data_ptr())
         addresses: list[int | None] = [bases[i] + offset for i, offset in self.places]
         addresses.append(None)
