@@ -14,7 +14,7 @@ Times are medians with all that Python takes, no CUDA graph unless the mode make
 The plain model and the same with each mechanism are in one process, and are timed in turns: milliseconds of the same
 model differ by a quarter between processes, so that only ratios within one mean something. On a GPU, and with --jobs,
 each such group is for one part a process of its own. With --jobs several of them prepare their models side by side;
-while one is timed the others are stopped, so that its milliseconds are those of a machine that does nothing else.
+while one is timed the others are stopped. They keep their memory on the GPU; with --jobs 1 there are none.
 
 ``gpu ms`` are those of the kernels alone, one after the other. Where they are far less than ``ms``, the GPU waits for
 Python: a faster host, a larger batch or a CUDA graph brings the ratio towards that of the GPU.

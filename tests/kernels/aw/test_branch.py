@@ -34,7 +34,12 @@ def _small_tiles(monkeypatch):
     monkeypatch.setattr(branch_launch, "FEW_ROWS", 32)
     monkeypatch.setattr(branch_launch, "LARGE", 12)  # some of the maps
     monkeypatch.setattr(branch_launch, "EVAL_COLUMNS", 16)
-    branch_launch.tiles.cache_clear()
+    tile_caches = branch_launch.tiles, branch_launch.pooling
+    for cached in tile_caches:
+        cached.cache_clear()
+    yield
+    for cached in tile_caches:
+        cached.cache_clear()
 
 
 @pytest.fixture
@@ -130,6 +135,16 @@ def test_equals_the_modules(case, mode, launched):
     assert len(launched) == 2
     assert all(part.abs().sum() > 0 for name, part in expected.items() if not name.endswith("batches_tracked"))
     assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("stride", [1, pytest.param(2, marks=slow)])
+def test_tiles_across_samples(stride, launched, monkeypatch):
+    """What goes back through the pooled cells is added there, too, at every position and for every sample."""
+    monkeypatch.setattr(launch, "launches_within", lambda *shape: [])
+    monkeypatch.setattr(launch, "launches_across", lambda *shape: [Launch((4, 1, 1), 32, 16, 4, 1)])
+    layer, x = make(padding=1, stride=stride), images(6)
+    assert_same(steps(layer, x), without(layer, x))
+    assert launched
 
 
 @slow

@@ -128,14 +128,8 @@ def backward(
     row_tiles, dw2_parts, blend = ceil_div(m, half), ceil_div(m, deep), grid[0] * grid[1]
     _, (rows, z1, stats1, stats2) = parts(kept_sizes(m, c1, hidden, c2), kept)
     sizes = (
-        m * c2,
-        m * c2,
-        grid[1] * 2 * c2,
-        m * tile.hidden,
-        row_tiles * 2 * tile.hidden,
-        dw2_parts * c2 * hidden,
-        blend,
-    )
+        m * c2, m * c2, grid[1] * 2 * c2, m * tile.hidden, row_tiles * 2 * tile.hidden, dw2_parts * c2 * hidden, blend,
+    )  # fmt: skip
     _, (dy2, unit2, sums2, dy1, sums1, of_w2, blends) = parts(sizes, g.device)
     gradients, (dw1, dgamma1, dbeta1, dw2, dgamma2, dbeta2, damount) = parts(gradient_sizes(c1, hidden, c2), g.device)
     cells = None if shape is None else empty((m, c1), torch.float32, g.device)

@@ -134,7 +134,9 @@ class Plan:
                 prepared = Prepared(depthwise_kernels.weight_grad, grid, (None,) * 6, rest, tile.triton_options)
                 self.prepared["weight", tile, kernel.dtype, *dtypes] = prepared
             prepared(gradient, images, kernel, s, dw, ds)
-            return dw if not add_up and len(dw) > 1 else dw[0] if len(dw) == 1 else sum_parts(dw, dtypes[0]), ds
+            if len(dw) == 1:
+                return dw[0], ds
+            return sum_parts(dw, dtypes[0]) if add_up else dw, ds
 
         dw, ds = run(self.weight_key, self.sum_tiles, start)
         return dw.permute(0, 3, 1, 2) if dw.ndim == 4 else dw, ds

@@ -2,9 +2,8 @@
 
 Programs run in waves: as many at a time as registers and shared memory of all multiprocessors allow. A wave takes as
 long as one of its programs alone, whose steps follow each other, or as long as a multiprocessor needs for its share of
-the products, reads and scaled accumulators, whichever is more. The constants are those of an H200, fitted to 1,081
-launches of the layers of ResNets (batches of 64 to 256, bfloat16): what the model chose among them took 3 % longer than
-the fastest, on average, and at most 1.5 times as long. Only ratios matter.
+the products, reads and scaled accumulators, whichever is more. The constants are those of an H200, fitted to launches
+of the layers of ResNets (batches of 64 to 256, bfloat16). Only ratios matter.
 """
 
 from __future__ import annotations
