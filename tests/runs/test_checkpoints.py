@@ -26,6 +26,33 @@ def test_a_full_disk_is_called_so(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_ctrl_c_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+    """torch raises an error of its own for half of the places where Ctrl-C may hit; the file before stays."""
+    save, writes, interrupted_at = torch.save, 0, None
+
+    def save_interrupted(checkpoint, file):
+        write = file.write
+
+        def interrupted(content):
+            nonlocal writes
+            writes += 1
+            if writes == interrupted_at:
+                raise KeyboardInterrupt
+            return write(content)
+
+        save(checkpoint, SimpleNamespace(write=interrupted, flush=file.flush))
+
+    checkpoint = {"state_dict": {"x": torch.ones(2)}}
+    monkeypatch.setattr(torch, "save", save_interrupted)
+    SafeCheckpointIO().save_checkpoint(checkpoint | {"epoch": 1}, tmp_path / "last.ckpt")
+    for interrupted_at in range(1, writes + 1):
+        writes = 0
+        with pytest.raises(KeyboardInterrupt):
+            SafeCheckpointIO().save_checkpoint(checkpoint | {"epoch": 2}, tmp_path / "last.ckpt")
+    assert SafeCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")["epoch"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
 def test_checkpoints_do_not_unpickle_code(tmp_path):
     """A checkpoint that carries code is refused, not run."""
 

@@ -25,7 +25,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
         with writing(Path(path), resume_advice(Path(path).parent)) as partial, open(partial, "wb") as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # what torch raises on a full disk
+            except RuntimeError as error:  # what torch raises if a write fails or is interrupted
                 raise _cause(error, partial) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
@@ -42,10 +42,12 @@ class SafeCheckpointIO(TorchCheckpointIO):
         return upgraded_checkpoint(checkpoint)
 
 
-def _cause(error: RuntimeError, path: Path) -> OSError:
-    """Why torch could not write to ``path``."""
+def _cause(error: RuntimeError, path: Path) -> OSError | KeyboardInterrupt:
+    """Why torch could not write to ``path``: its own error hides a full disk or Ctrl-C during a write."""
     before: BaseException | None = error
     while before is not None:
+        if isinstance(before, KeyboardInterrupt):
+            return KeyboardInterrupt()
         if isinstance(before, OSError):
             return OSError(before.errno, before.strerror)
         before = before.__context__
