@@ -90,3 +90,11 @@ def test_the_folder_of_a_run_stays_below(tmp_path, monkeypatch):
     }.items():
         recipe.name = name
         assert run_path(recipe) == Path(expected)
+
+
+def test_some_cells_of_a_table(tmp_path):
+    runs = cells("demo/document", 2, tmp_path, only=["sup", "h?tt"])
+    assert [run.recipe.name for run in runs] == ["demo/document/hatt", "demo/document/sup"] * 2
+    assert len(cells("demo/document", 1, tmp_path, only=["*"])) == 3
+    with pytest.raises(UserError, match=r"unknown cell of demo/document 'unsupp'.*did you mean 'unsup'"):
+        cells("demo/document", 1, tmp_path, only=["hatt", "unsupp"])

@@ -71,6 +71,7 @@ def reproduce(
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option(help="Runs of every cell.")] = 1,
     first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Only cells with this name, or a pattern; several.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
     csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
@@ -82,7 +83,7 @@ def reproduce(
     from foveal.reproduce import against_first, cells, run_all, spread, summarise, write_csv
 
     with quick_imports():
-        todo = cells(table, seeds, out, overrides or [], first_seed)
+        todo = cells(table, seeds, out, overrides or [], first_seed, only or [])
     from foveal.see import report
 
     done = sum(cell.done for cell in todo)

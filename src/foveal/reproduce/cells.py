@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import fnmatch
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def find_table(name: str) -> Grid:
     return known[name]
 
 
-def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = (), first_seed: int = 0) -> list[Cell]:
+def cells(
+    table: str, seeds: int, out: Path, overrides: Iterable[str] = (), first_seed: int = 0, only: Sequence[str] = ()
+) -> list[Cell]:
     """All runs of a table, seed by seed, each in the folder that ``foveal train CELL`` would take.
 
     Args:
@@ -48,11 +51,17 @@ def cells(table: str, seeds: int, out: Path, overrides: Iterable[str] = (), firs
         out: folder of all runs.
         overrides: ``key=value`` changes to every cell.
         first_seed: seed of the first run of a cell.
+        only: patterns of the names of cells, such as ``mref-*``; all cells if there are none.
     """
     if seeds < 1 or first_seed < 0:
         raise UserError(f"--seeds {seeds} --first-seed {first_seed}: expected at least one, from 0 on")
     grid = find_table(table)
-    names = [grid.full_name(cell) for cell in grid.cells()]
+    known = list(grid.cells())
+    for pattern in only:
+        if not fnmatch.filter(known, pattern):
+            raise unknown(f"cell of {table}", pattern, known)
+    chosen = [cell for cell in known if not only or any(fnmatch.fnmatchcase(cell, pattern) for pattern in only)]
+    names = [grid.full_name(cell) for cell in chosen]
     numbers = range(first_seed, first_seed + seeds)
     changes = tuple(overrides)
     recipes = [load(name, [*changes, f"seed={seed}"]) for seed in numbers for name in names]
