@@ -6,9 +6,8 @@ to the answer that is always correct and only slower.
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -42,6 +41,13 @@ _graph_task = _private(torch, "_C._current_graph_task_id")
 _batch_norm_impl = _private(torch, "_batch_norm_impl_index")
 _batch_norm_impl_backward = _private(torch.ops.aten, "_batch_norm_impl_index_backward")
 _clear_workspaces = _private(torch, "_C._cuda_clearCublasWorkspaces")
+
+raw_stream: Callable[[int], int] | None = _private(torch, "_C._cuda_getCurrentRawStream")
+"""The current stream of a GPU, as CUDA's handle."""
+empty_on_gpu: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] | None = _private(
+    torch, "_C._dynamo.guards._empty_strided_cuda"
+)
+"""``torch.empty_strided`` on the current GPU, without what PyTorch does to find out what to call."""
 
 BATCH_NORM: tuple[type[nn.Module], ...] = tuple(filter(None, [_private(nn.modules.batchnorm, "_BatchNorm")])) or (
     nn.BatchNorm1d,
@@ -133,6 +139,14 @@ def frees_its_buffers(node: Any) -> bool:
     return bool(getattr(getattr(python_function(node), "metadata", None), "bw_donated_idxs", None))
 
 
+def apply_directly(function: Any, *arguments: Any) -> Any:
+    """``function.apply(*arguments)`` of an ``autograd.Function``, without a search for wrappers of ``torch.func``.
+
+    Only for a function without ``setup_context``, outside transforms, and for tensors that have storage.
+    """
+    return super(torch.autograd.Function, function).apply(*arguments)  # what Function.apply ends with
+
+
 # Modules ----------------------------------------------------------------------------------------------------------
 
 _GLOBAL_HOOKS = tuple(
@@ -164,6 +178,15 @@ def only_computes(module: nn.Module, plain: type[nn.Module]) -> bool:
     except KeyError:
         return False
     return not (hooked or "forward" in state or any(_GLOBAL_HOOKS) or is_compiled_in_place(module))
+
+
+def parameter_of(module: nn.Module, name: str) -> Any:
+    """``getattr(module, name)``, without PyTorch's search in Python where it is a parameter.
+
+    Replicas of ``nn.DataParallel``, and modules inside FSDP, have attributes instead.
+    """
+    found = module._parameters.get(name)
+    return getattr(module, name) if found is None else found
 
 
 def compiled_original(module: nn.Module) -> nn.Module | None:
@@ -260,105 +283,3 @@ def raise_recompile_limit(limit: int = 64) -> None:
     config = _private(torch, "_dynamo.config")
     if config is not None:
         config.recompile_limit = max(limit, config.recompile_limit)
-
-
-# Triton -----------------------------------------------------------------------------------------------------------
-
-
-class Address:
-    """What Triton asks of a tensor that is known by its address."""
-
-    def __init__(self, address: int) -> None:
-        self.address = address
-
-    def data_ptr(self) -> int:
-        """The address."""
-        return self.address
-
-
-_raw_stream = _private(torch, "_C._cuda_getCurrentRawStream")
-_LAUNCHER = "iiiKKppOOOOOO"  # first arguments of the C function that launches: grid, stream, function, …, two hooks
-_MOST_MAPS = 256  # tensor maps that are kept for an argument
-
-
-def compiled_launch(
-    compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
-) -> Callable[[Sequence[int | None]], Any] | None:
-    """A function that launches a kernel which Triton has compiled, given the addresses of its tensors; None if unknown.
-
-    Args:
-        compiled: what a launch through Triton returned; None in its interpreter.
-        grid: number of programs.
-        descriptors: for every tensor, its descriptor or None for a pointer.
-        rest: the arguments after the tensors.
-    """
-    descriptors = [None if item is None else _rebased(item, None) for item in descriptors]  # they would keep tensors
-    direct = _direct_launch(compiled, grid, descriptors, rest)
-    if direct is not None:
-        return direct
-    try:
-        run = compiled[grid]
-    except (TypeError, AttributeError):
-        return None
-
-    def launch(addresses: Sequence[int | None]) -> Any:
-        tensors = [a if d is None else _rebased(d, a) for a, d in zip(addresses, descriptors, strict=True)]
-        return run(*tensors, *rest)
-
-    return launch
-
-
-def _direct_launch(
-    compiled: Any, grid: tuple[int, int, int], descriptors: Sequence[Any], rest: tuple[Any, ...]
-) -> Callable[[Sequence[int | None]], Any] | None:
-    """The same without Triton's wrappers in Python, as Triton 3.6 has them: they take longer than the launch itself.
-
-    Tensor maps are kept by address: PyTorch's allocator returns the same addresses in every step.
-    """
-    driver = sys.modules.get("triton.backends.nvidia.driver")
-    if _raw_stream is None or getattr(driver, "_BASE_ARGS_FORMAT", None) != _LAUNCHER:
-        return None
-    try:
-        launcher, metadata = compiled.run, compiled.metadata
-        if launcher.global_scratch_size or launcher.profile_scratch_size:
-            return None
-        start = launcher.launch
-        expand, about = driver.make_tensordesc_arg, list(metadata.tensordesc_meta or ())  # type: ignore[union-attr]
-        indices = [i for i, descriptor in enumerate(descriptors) if descriptor is not None]
-        if len(about) != len(indices):
-            return None
-        if indices:
-            start = inspect.getclosurevars(start).nonlocals["launcher"]
-        flags = launcher.launch_cooperative_grid, launcher.launch_pdl
-        head = compiled.function, *flags, None, None, compiled.packed_metadata, None, None, None
-    except (AttributeError, KeyError, TypeError):
-        return None
-    stream, device = _raw_stream, torch.cuda.current_device()
-    if not indices:
-        return lambda addresses: start(*grid, stream(device), *head, *addresses, *rest)
-    maps: dict[int, dict[int, list[Any]]] = {i: {} for i in indices}
-    kinds = dict(zip(indices, about, strict=True))
-
-    def launch(addresses: Sequence[int | None]) -> Any:
-        arguments: list[Any] = []
-        for i, address in enumerate(addresses):
-            known = maps.get(i)
-            if known is None:
-                arguments.append(address)
-                continue
-            expanded = known.get(address)  # type: ignore[arg-type]
-            if expanded is None:
-                if len(known) >= _MOST_MAPS:
-                    known.clear()
-                expanded = known[address] = expand(_rebased(descriptors[i], address), kinds[i])  # type: ignore[index]
-            arguments += expanded
-        return start(*grid, stream(device), *head, *arguments, *rest)
-
-    return launch
-
-
-def _rebased(descriptor: Any, address: int | None) -> Any:
-    """A tensor descriptor like ``descriptor`` of the memory at ``address``, without checking it again."""
-    copy = object.__new__(type(descriptor))
-    copy.__dict__.update(descriptor.__dict__, base=Address(address or 0))
-    return copy

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from foveal.compat import compiled_launch
 from foveal.kernels.ahead import collecting, compile_in_thread, wait
 from foveal.kernels.parts import Part
+from foveal.kernels.replay import Kernel
 from foveal.kernels.tape import note_launch
+from foveal.kernels.triton_launch import compiled_launch, driver_kernel
 
 View = tuple[list[int], list[int], list[int]]
 """Shape, strides and block of a tensor that a kernel reads through a tensor descriptor."""
@@ -51,6 +52,7 @@ class Prepared:
         self.kernel, self.grid, self.views = kernel, (x, y, z), views
         self.rest, self.options = tuple(rest), options
         self.again: Callable[[Sequence[int | None]], Any] | None = None
+        self.for_driver: Kernel | None = None
 
     def __call__(self, *tensors: Argument) -> None:
         """Launch it; every tensor has the same shape, strides and dtype as at the first launch."""
@@ -67,7 +69,7 @@ class Prepared:
                 bits |= address
                 addresses.append(address)
         again = None if bits & 15 else self.again
-        note_launch(again, addresses)
+        note_launch(again, addresses, self.for_driver)
         if again is not None:
             again(addresses)
             return
@@ -77,6 +79,7 @@ class Prepared:
         compiled = self.kernel[self.grid](*arguments, *self.rest, **self.options)
         if DIRECT and not bits & 15:
             self.again = compiled_launch(compiled, self.grid, descriptors, self.rest)
+            self.for_driver = driver_kernel(compiled, self.grid, descriptors, self.rest)
 
     def _arguments(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """For every tensor, its descriptor or None; and what Triton takes."""

@@ -3,7 +3,7 @@
 A fused layer is some ten launches, and the Python that prepares them takes longer than the GPU takes to run them. All
 of it depends on shapes and options alone. So it runs twice for each of them: the first call compiles, the second is
 recorded, and later ones repeat the record with the addresses of new tensors. It is a CUDA graph whose addresses are
-free.
+free. Where possible that is done in C (:mod:`.replay`).
 
 A function that is recorded allocates through :func:`empty`, :func:`empty_strided` and :func:`empty_like` only, launches
 through :mod:`foveal.kernels.prepared` only, and returns whole allocations. Where it must do anything else, it calls
@@ -13,6 +13,7 @@ through :mod:`foveal.kernels.prepared` only, and returns whole allocations. Wher
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -22,6 +23,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from foveal import compat
+from foveal.kernels import replay
 
 ALIGN = 512  # bytes: where temporary memory begins
 MOST = 4096  # tapes that are kept
@@ -36,7 +40,7 @@ class _State(threading.local):
 
 
 _state = _State()
-_tapes: dict[Hashable, Tape | None] = {}
+_tapes: dict[Hashable, Tape | CompiledTape | None] = {}
 
 
 class Recording:
@@ -44,7 +48,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.allocated: list[Tensor] = []
-        self.launches: list[tuple[Launch, Sequence[int | None]]] = []
+        self.launches: list[tuple[Launch, Sequence[int | None], replay.Kernel | None]] = []
         self.valid = True
 
 
@@ -89,6 +93,23 @@ class Tape:
         for launch, choose in self.launches:
             launch(choose(addresses))
         return results
+
+
+class CompiledTape:
+    """The same in C.
+
+    Args:
+        program: launches and allocations.
+        kernels: what it launches, which must stay.
+        device: of all tensors.
+    """
+
+    def __init__(self, program: replay.Program, kernels: Sequence[replay.Kernel], device: torch.device) -> None:
+        self.program, self.kernels, self.device = program, kernels, device.index
+
+    def __call__(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None] | None:
+        """As :class:`Tape`; also None if this thread has not used the GPU yet."""
+        return self.program(tensors, compat.raw_stream(self.device))  # type: ignore[misc]
 
 
 def known(key: Hashable) -> bool:
@@ -141,14 +162,16 @@ def do_not_record() -> None:
         _state.recording.valid = False
 
 
-def note_launch(launch: Launch | None, addresses: Sequence[int | None]) -> None:
-    """Called at every launch; ``launch`` repeats it, or is None if it cannot be repeated."""
+def note_launch(
+    launch: Launch | None, addresses: Sequence[int | None], for_driver: replay.Kernel | None = None
+) -> None:
+    """Called at every launch; ``launch`` repeats it, or is None if it cannot be repeated; the driver may do so, too."""
     recording = _state.recording
     if recording is not None:
         if launch is None:
             recording.valid = False
         else:
-            recording.launches.append((launch, addresses))
+            recording.launches.append((launch, addresses, for_driver))
 
 
 def _allocated(tensor: Tensor) -> Tensor:
@@ -175,7 +198,9 @@ def empty_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 # From a recording to a tape ---------------------------------------------------------------------------------------
 
 
-def _tape(recording: Recording, tensors: Sequence[Tensor | None], results: Sequence[Tensor | None]) -> Tape | None:
+def _tape(
+    recording: Recording, tensors: Sequence[Tensor | None], results: Sequence[Tensor | None]
+) -> Tape | CompiledTape | None:
     """The tape of a recording; None if it does not tell which tensor an address belongs to."""
     returned = {result.data_ptr(): i for i, result in enumerate(results) if result is not None}
     temporary = [tensor for tensor in recording.allocated if tensor.data_ptr() not in returned]
@@ -194,7 +219,7 @@ def _tape(recording: Recording, tensors: Sequence[Tensor | None], results: Seque
     if len(known) != count or any(one[1] > other[0] for one, other in itertools.pairwise(known)):
         return None  # some overlap
     starts, places = [entry[0] for entry in known], dict[int, tuple[int, tuple[int, int]]]()
-    for _, addresses in recording.launches:
+    for _, addresses, _ in recording.launches:
         for address in addresses:
             if address is None or address in places:
                 continue
@@ -205,11 +230,20 @@ def _tape(recording: Recording, tensors: Sequence[Tensor | None], results: Seque
             places[address] = len(places), (base, offset + address - start)
     nothing = len(places)  # the address after all others is None
     launches = []
-    for launch, addresses in recording.launches:
+    for launch, addresses, _ in recording.launches:
         indices = [nothing if address is None else places[address][0] for address in addresses]
         launches.append((launch, itemgetter(*indices) if len(indices) > 1 else _single(indices[0])))
     shapes = [None if t is None else (tuple(t.shape), t.stride(), t.dtype) for t in results]
     device = next(tensor.device for tensor in (*tensors, *outputs) if tensor is not None)
+    kernels = [kernel for _, _, kernel in recording.launches if kernel is not None]
+    if len(kernels) == len(launches) and replay.available():
+        located = [
+            [None if address is None else places[address][1] for address in addresses]
+            for _, addresses, _ in recording.launches
+        ]
+        with contextlib.suppress(ValueError):  # too many parameters
+            program = replay.program(len(tensors), shapes, scratch, list(zip(kernels, located, strict=True)))
+            return CompiledTape(program, kernels, device)
     return Tape(shapes, scratch, [place for _, place in places.values()], launches, device)
 
 

@@ -1,0 +1,289 @@
+"""Tapes that are repeated in C, with a driver that is pretended: its functions compute on the CPU."""
+
+import copy
+import ctypes
+import shutil
+import struct
+import sys
+import weakref
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import foveal
+from foveal import compat
+from foveal.kernels import replay, tape, triton_launch
+from foveal.kernels.replay import Kernel
+from foveal.kernels.tape import empty, empty_like, empty_strided, note_launch, taped
+
+pytestmark = pytest.mark.skipif(not (shutil.which("gcc") or shutil.which("clang")), reason="no C compiler")
+COUNT = 64
+WORDS = ctypes.POINTER(ctypes.c_uint32)
+
+
+def values(address, count=COUNT):
+    return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
+
+
+class Driver:
+    """Three functions of CUDA. A kernel computes out = a + b + constant; b is read through the map of a tensor."""
+
+    def __init__(self):
+        self.launched, self.maps, self.status, self.context = [], [], 0, 1
+        pointer = ctypes.c_void_p
+        self.functions = (
+            ctypes.CFUNCTYPE(ctypes.c_int, WORDS, pointer, ctypes.POINTER(pointer), pointer)(self.launch),
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), pointer)(self.replace),
+            ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer))(self.current),
+        )
+
+    def addresses(self):
+        return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions)
+
+    def launch(self, config, function, parameters, extra):
+        grid, threads, shared = tuple(config[:3]), tuple(config[3:6]), config[6]
+        stream = ctypes.cast(config, ctypes.POINTER(ctypes.c_uint64))[4]
+        self.launched.append((function, grid, threads, shared, stream))
+        a, b, out, constant = parameters[:4]
+        first, second, third = (ctypes.c_uint64.from_address(p).value for p in (a, b, out))
+        values(third)[:] = values(first) + values(second) + ctypes.c_float.from_address(constant).value
+        assert b % 64 == 0
+        return self.status
+
+    def replace(self, tensor_map, address):
+        self.maps.append(address)
+        assert tensor_map[1] == 7  # the rest of the map stays
+        tensor_map[0] = address
+        return self.status
+
+    def current(self, context):
+        context[0] = self.context or None
+        return 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    pretended = Driver()
+    monkeypatch.setattr(tape, "_tapes", {})
+    monkeypatch.setattr(replay, "_functions", pretended.addresses)
+    monkeypatch.setattr(compat, "raw_stream", lambda device: 123)
+    monkeypatch.setattr(
+        compat, "empty_on_gpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
+    )
+    assert replay.available()
+    return pretended
+
+
+MAP = struct.pack("QQ", 0, 7) + bytes(112)
+
+
+def add(a, b, out, constant):
+    """What a prepared launch does: launch, and note how to do it again."""
+    kernel = Kernel(99, (2, 3, 4), 128, 1 << 12, (0, (1, MAP), 2, struct.pack("f", constant), bytes(8)))
+    values(out.data_ptr())[:] = a.reshape(-1) + b.reshape(-1) + constant
+    note_launch(lambda addresses: pytest.fail("in Python"), [t.data_ptr() for t in (a, b, out)], kernel)
+
+
+def sums(a, b):
+    """a + b + 1 and 2 a + b + 3, through temporary memory."""
+    between, out = empty((COUNT,), torch.float32, a.device), empty_like(a)
+    other = empty_strided((1, 8, 2, 4), (64, 1, 32, 8), torch.float32, a.device)
+    add(a, b, between, 1.0)
+    add(between, a, out, 2.0)
+    add(a, b, other, 1.0)
+    return out, None, other
+
+
+def test_values_with_other_tensors(driver):
+    for call in range(6):
+        a, b = torch.randn(COUNT), torch.randn(COUNT)
+        before = len(driver.launched)
+        out, nothing, other = taped("key", sums, (a, b))
+        assert nothing is None
+        assert len(driver.launched) - before == (3 if call > 1 else 0)
+        torch.testing.assert_close(out, 2 * a + b + 3)
+        torch.testing.assert_close(values(other.data_ptr()), a + b + 1)
+        assert (other.shape, other.stride()) == ((1, 8, 2, 4), (64, 1, 32, 8))
+    assert set(driver.launched) == {(99, (2, 3, 4), (128, 1, 1), 1 << 12, 123)}
+
+
+def test_the_address_in_a_map_is_replaced_only_if_it_is_another(driver):
+    a, b = torch.randn(COUNT), torch.randn(COUNT)
+    for _ in range(5):
+        taped("key", sums, (a, b))
+    assert driver.maps == [b.data_ptr(), a.data_ptr(), b.data_ptr()]
+    taped("key", sums, (a, b.clone()))
+    assert len(driver.maps) == 5
+
+
+@pytest.mark.parametrize("reason", ["not aligned", "no context"])
+def test_a_call_that_cannot_be_repeated_runs_the_function(driver, reason):
+    ran = []
+
+    def counted(*tensors):
+        ran.append(1)
+        return sums(*tensors)
+
+    tensors = torch.randn(COUNT), torch.randn(COUNT)
+    for _ in range(3):
+        taped("key", counted, tensors)
+    assert len(ran) == 2
+    if reason == "no context":
+        driver.context = 0
+    else:
+        tensors = torch.randn(COUNT + 1)[1:], tensors[1]
+    out, *_ = taped("key", counted, tensors)
+    assert len(ran) == 3
+    torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)
+
+
+def test_an_error_of_the_driver_is_raised(driver):
+    tensors = torch.randn(COUNT), torch.randn(COUNT)
+    for _ in range(3):
+        taped("key", sums, tensors)
+    driver.status = 700
+    with pytest.raises(RuntimeError, match="error 700"):
+        taped("key", sums, tensors)
+
+
+def test_wrong_arguments_are_refused(driver):
+    program = replay.program(1, [None], 0, [])
+    assert program((None,), 0) == [None]
+    for arguments in ((), ((None,),), ((None, None), 0), (3, 0), ((None,), "stream"), ((3,), 0)):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            program(*arguments)
+    kernel = Kernel(1, (1, 1, 1), 32, 0, (0,))
+    with pytest.raises(ValueError, match="no tensor"):
+        replay.program(1, [], 0, [(kernel, [(1, 0)])])
+    with pytest.raises(ValueError, match="too many"):
+        replay.program(1, [], 0, [(kernel._replace(parameters=(bytes(1 << 16),)), [])])
+
+
+def test_nothing_is_kept(driver, monkeypatch):
+    allocated, real = [], compat.empty_on_gpu
+
+    def empty(*arguments):
+        tensor = real(*arguments)
+        allocated.append(weakref.ref(tensor))
+        return tensor
+
+    monkeypatch.setattr(compat, "empty_on_gpu", empty)
+    tensors = torch.randn(COUNT), torch.randn(COUNT)
+    for _ in range(4):
+        taped("key", sums, tensors)
+    counts = [sys.getrefcount(tensor) for tensor in tensors]
+    results = [taped("key", sums, tensors) for _ in range(10)]
+    assert len(allocated) == 3 * 12
+    assert sum(tensor() is not None for tensor in allocated) == 2 * 10  # not the temporary memory
+    del results
+    assert not any(tensor() is not None for tensor in allocated)
+    assert [sys.getrefcount(tensor) for tensor in tensors] == counts
+
+
+def test_without_a_driver_or_compiler_there_is_none(monkeypatch):
+    monkeypatch.setattr(replay, "_functions", lambda: None)
+    assert not replay.available()
+    monkeypatch.undo()
+    monkeypatch.setattr(replay, "_module", lambda: None)
+    assert not replay.available()
+
+
+# What Triton knows of a kernel ------------------------------------------------------------------------------------
+
+
+def compiled(signature=None, ptx=None, ctas=1, about=("about",), shared=1000, **flags):
+    return SimpleNamespace(
+        run=SimpleNamespace(**{"global_scratch_size": 0, "launch_pdl": False} | flags), function=5,
+        metadata=SimpleNamespace(tensordesc_meta=about, num_warps=4, num_ctas=ctas, shared=shared),
+        src=SimpleNamespace(signature=dict(enumerate(signature or SIGNATURE))),
+        asm={"ptx": PTX if ptx is None else ptx},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def expands(monkeypatch):
+    def expand(descriptor, about):
+        return [f"map of {descriptor} {about}", 3, 4, 8, 1]
+
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", SimpleNamespace(make_tensordesc_arg=expand))
+    monkeypatch.setattr(triton_launch, "_content", lambda tensor_map: tensor_map.encode())
+
+
+SIGNATURE = ["tensordesc<bf16[8, 16]>", "*fp32", "constexpr", "i32", "constexpr", "fp32", "i64", "i1"]
+ARGUMENTS = ["d", None, None], (7, 1, 0.5, -3, True)
+POINTER = ".param .u64 .ptr .global .align 1 p"
+WIDTHS = [f".param .{kind} p" for kind in ("u32", "u32", "u64", "u64")]
+PARAMETERS = [".param .align 64 .b8 p[128]", *WIDTHS, POINTER, *(f".param .{k} p" for k in ("u32", "f32", "u64", "u8"))]
+PTX = f".visible .entry k_1(\n\t{', '.join([*PARAMETERS, POINTER, POINTER])}\n)\n.reqntid 128\n{{ }}"
+
+
+def test_parameters_of_a_kernel(expands):
+    owner = compiled()
+    kernel = triton_launch.driver_kernel(owner, (2, 1, 1), *ARGUMENTS)
+    pack = struct.pack
+    about_the_map = pack("i", 3), pack("i", 4), pack("q", 8), pack("q", 1)
+    rest = pack("i", 7), pack("f", 0.5), pack("q", -3), b"\1", bytes(8), bytes(8)
+    assert kernel == (5, (2, 1, 1), 128, 1000, ((0, b"map of d about"), *about_the_map, 1, *rest), owner)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        {"launch_pdl": True},
+        {"launch_cooperative_grid": True},
+        {"global_scratch_size": 4},
+        {"ctas": 2},
+        {"shared": 1 << 18},
+        {"about": ()},  # of a GPU before Hopper
+        {"about": None},
+        {"signature": [*SIGNATURE[:-1], "bf16"]},
+        {"signature": SIGNATURE[:-1]},
+        {"signature": [*SIGNATURE[:3], "*fp32", *SIGNATURE[4:]]},
+        {"ptx": ""},
+        {"ptx": PTX.replace(".f32", ".f64")},
+        {"ptx": PTX.replace(".u8 p", f".u8 p, {POINTER}")},
+        {"ptx": PTX.replace(", .param .u8 p", "")},
+        {"ptx": PTX.replace(f"{POINTER}\n", ".param .u32 p\n")},
+    ],
+)
+def test_a_kernel_that_is_not_known(expands, known):
+    assert triton_launch.driver_kernel(compiled(**known), (2, 1, 1), *ARGUMENTS) is None
+
+
+def test_a_tensor_map_that_is_not_known():
+    with pytest.raises(TypeError, match="no tensor map"):
+        triton_launch._content(object())
+
+
+# On a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("mechanism", ["aw", "se", "cbam"])
+def test_layers_that_are_repeated_equal_plain_ones(mechanism, training, monkeypatch):
+    """Seven calls with tensors at other addresses, each beside the plain form, which runs when somebody watches."""
+    monkeypatch.setattr(tape, "_tapes", {})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False)).cuda().to(memory_format=torch.channels_last)
+    foveal.insert(model, mechanism, at="0", start="paper")
+    model.train(training)
+    plain, kept = copy.deepcopy(model), []
+    for _ in range(7):
+        x = torch.randn(8, 64, 14, 14, device="cuda").to(memory_format=torch.channels_last)
+        g, kept = torch.randn_like(x), [*kept, x]
+        gradients = []
+        for network in (model, plain):
+            inputs = x.clone().requires_grad_()
+            with foveal.watch(network) if network is plain else nullcontext():
+                out = network(inputs)
+            out.backward(g)
+            gradients.append([out, inputs.grad, *(p.grad for p in network.parameters()), *network.buffers()])
+            network.zero_grad()
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-3 * float(other.abs().max()) + 1e-5, rtol=1e-3)
+    assert replay.available()
+    assert any(isinstance(known, tape.CompiledTape) for known in tape._tapes.values())
