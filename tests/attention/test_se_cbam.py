@@ -1,6 +1,10 @@
+from collections import Counter
+
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import functional_call
 
 import foveal
@@ -154,6 +158,42 @@ def test_bfloat16_autocast(name):
     torch.testing.assert_close(low.float(), exact, atol=0.15, rtol=0.15)
     mixed.sum().backward()
     assert all(p.grad.isfinite().all() for p in gate.parameters())
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_compiled_under_autocast_the_perceptron_is_not_rounded(name):
+    gate, x = make(name, dtype=torch.float32), features(dtype=torch.float32)
+    operators = Counter()
+
+    def count(module, inputs):
+        operators.update(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return make_boxed_func(module.forward)
+
+    compiled = torch.compile(gate, backend=aot_autograd(fw_compiler=count))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out = compiled(x.bfloat16())
+    torch.testing.assert_close(out.float(), gate(x.bfloat16().float()), atol=0.05, rtol=0.05)
+    assert operators["aten.addmm.default"] == 2
+    convolutions = 0 if gate_is_flat(gate) else 3  # its input and weight are rounded, and its output for the norm
+    assert operators["aten._to_copy.default"] <= 3 + convolutions
+
+
+def test_compiled_a_layer_of_another_kind_keeps_its_numbers():
+    class Quantised(nn.Linear):
+        def __init__(self, inside, outside):
+            super().__init__(inside, outside, bias=False)
+            self.weight = nn.Parameter(torch.randint(-9, 9, (outside, inside), dtype=torch.int8), requires_grad=False)
+
+        def forward(self, x):
+            return x @ (self.weight.T.to(x.dtype) / 10)
+
+    gate, x = make("se", dtype=torch.float32), features(dtype=torch.float32)
+    gate.squeeze = Quantised(6, 3)
+    torch.testing.assert_close(torch.compile(gate, backend="aot_eager")(x), gate(x))
+
+
+def gate_is_flat(gate):
+    return getattr(gate, "spatial", None) is None
 
 
 @pytest.mark.parametrize("name", GATES)

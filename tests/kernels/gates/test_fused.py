@@ -286,6 +286,21 @@ def test_activation_checkpointing():
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("first", ["channels last", "transposed"])
+def test_what_is_known_of_a_weight_belongs_to_its_layout(first, monkeypatch):
+    """The kernels read a convolution's weight in two layouts; a third one has the plain form."""
+    monkeypatch.setattr(tape, "_tapes", {})
+    monkeypatch.setattr(fused, "_fits", {})
+    gates = {"channels last": make("cbam").to(memory_format=torch.channels_last), "transposed": make("cbam")}
+    conv = gates["transposed"].spatial.conv
+    conv.weight = nn.Parameter(conv.weight.detach().transpose(2, 3).contiguous().transpose(2, 3))
+    for name in (first, *(gates.keys() - {first})):
+        twin = copy.deepcopy(gates[name])
+        twin.spatial.conv.weight = nn.Parameter(twin.spatial.conv.weight.detach().contiguous())
+        for _ in range(3):
+            torch.testing.assert_close(gates[name](features()), twin(features()), rtol=1e-5, atol=1e-5)
+
+
 @pytest.fixture
 def launches(monkeypatch):
     """Names of kernels that are launched, and their grids."""

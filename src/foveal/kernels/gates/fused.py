@@ -9,17 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from foveal.compat import exporting, forward_mode_active, only_computes, saved_tensor_hooks_active
+from foveal.compat import (
+    apply_directly,
+    exporting,
+    forward_mode_active,
+    only_computes,
+    parameter_of,
+    saved_tensor_hooks_active,
+)
 from foveal.kernels.gates import plain
 from foveal.kernels.gates.pair_conv import pair_conv2d
 from foveal.kernels.support import fused_available, observed
 
 if TYPE_CHECKING:
-    from foveal.kernels.gates.launch import Pools
+    from foveal.kernels.gates.launch import Key, Pools
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CHANNELS = 8192  # a program holds a row of the perceptron's weights
 WHOLE = 2**24  # indices are stored as float32
+MOST_KEYS = 4096
+_fits: dict[tuple[Key, bool], bool] = {}  # whether the kernels support what a key is of, under autocast or not
 
 
 def fused_gates(
@@ -53,27 +62,45 @@ def fused_gates(
         return None
     if not (only_computes(squeeze, nn.Linear) and only_computes(excite, nn.Linear)):
         return None
-    parameters = [squeeze.weight, squeeze.bias, excite.weight, excite.bias, amount, None, None, None]
+    perceptron = [parameter_of(layer, name) for layer in (squeeze, excite) for name in ("weight", "bias")]
+    parameters = [*perceptron, amount, None, None, None]
     state = None
     if conv is not None and norm is not None:
         if not (_usual_conv(conv) and _usual_norm(norm)) or (norm.training and x.numel() <= x.shape[1]):
             return None  # of one value the plain form says that it cannot be normalised
         parameters[5:] = conv.weight, norm.weight, norm.bias
         state = norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum, norm.eps, norm.training
-    if len(set(pools)) < len(pools) or x.ndim != 4 or not _fusable(x, parameters):
+    if len(set(pools)) < len(pools) or x.ndim != 4:
         return None
-    if not compiling and _somebody_looks(x, parameters):
+    if compiling:
+        return _compiled(x, pools, parameters, state) if _fusable(x, parameters) else None
+    if _somebody_looks(x, parameters):
         return None
     from foveal.kernels.gates import launch
 
     kinds = launch.Pools("avg" in pools, "max" in pools)
-    if compiling:
-        from foveal.kernels.gates.compiled import compiled_gates
-
-        return compiled_gates(x, parameters, kinds, None if state is None else launch.Norm(*state))
-    x = x.contiguous(memory_format=launch.layout(x))
-    out: Tensor = _Gates.apply(x, *parameters, kinds, None if state is None else launch.Norm(*state))
+    if not (x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)):
+        x = x.contiguous()
+    key = launch.key_of(x, parameters, kinds)
+    autocast = torch.is_autocast_enabled(x.device.type)
+    fits = _fits.get((key, autocast))
+    if fits is None:
+        if len(_fits) >= MOST_KEYS:
+            _fits.clear()
+        fits = _fits[key, autocast] = _fusable(x, parameters)
+    if not fits:
+        return None
+    gate = None if state is None else launch.Norm(*state)
+    out: Tensor = apply_directly(_Gates, x, *parameters, kinds, gate, key)
     return out
+
+
+def _compiled(x: Tensor, pools: Sequence[str], parameters: list[Any], state: Any) -> Tensor:
+    """The same as an operator of a compiled graph."""
+    from foveal.kernels.gates.compiled import compiled_gates
+    from foveal.kernels.gates.launch import Norm, Pools
+
+    return compiled_gates(x, parameters, Pools("avg" in pools, "max" in pools), None if state is None else Norm(*state))
 
 
 def compiled_conv(conv: Any) -> plain.Layer:
@@ -138,14 +165,14 @@ def _dense(t: Tensor) -> bool:
 
 
 class _Gates(torch.autograd.Function):
-    """x, five tensors of the perceptron, three of the spatial gate, two options; keeps nothing map-sized but x."""
+    """x, five tensors of the perceptron, three of the spatial gate, three options; keeps nothing map-sized but x."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *inputs: Any) -> Tensor:
         from foveal.kernels.gates import launch
 
-        *parameters, ctx.pools, norm = inputs
-        out, kept = launch.forward(x, parameters, ctx.pools, norm)
+        *parameters, ctx.pools, norm, ctx.key = inputs
+        out, kept = launch.forward(x, parameters, ctx.pools, norm, ctx.key)
         ctx.save_for_backward(x, *parameters, *kept)
         ctx.training, ctx.eps = (None, 0.0) if norm is None else (norm.training, norm.eps)
         return out
@@ -156,12 +183,15 @@ class _Gates(torch.autograd.Function):
 
         x, *parameters, state, maps, moments = ctx.saved_tensors
         if torch.is_grad_enabled() or observed(g):
-            return *_differentiable(ctx, g, [x, *parameters], moments), None, None
+            return *_differentiable(ctx, g, [x, *parameters], moments), None, None, None
         g = g.contiguous(memory_format=launch.layout(x))
         kept = launch.Kept(state, maps, moments)
         needed = ctx.needs_input_grad
-        gradients = launch.backward(g, x, parameters, ctx.pools, kept, bool(ctx.training), any(needed[1:]))
-        return *(grad if need else None for grad, need in zip(gradients, needed[:9], strict=True)), None, None
+        of_parameters = any(needed[1:9])
+        gradients = launch.backward(g, x, parameters, ctx.pools, kept, bool(ctx.training), of_parameters, ctx.key)
+        if not all(needed[:9]):
+            gradients = [grad if need else None for grad, need in zip(gradients, needed[:9], strict=True)]
+        return *gradients, None, None, None
 
 
 def _differentiable(ctx: Any, g: Tensor, inputs: list[Any], moments: Tensor) -> list[Tensor | None]:

@@ -128,15 +128,20 @@ def _plan_for(x: Tensor, hidden: int) -> tuple[_Plan, int, int, int]:
     return _plan(n, c, h * w, hidden, not x.is_contiguous()), n, c, h * w
 
 
-def _key(name: str, x: Tensor, parameters: Sequence[Any], pools: Pools) -> tuple[Any, ...]:
+Key = tuple[Any, ...]
+"""See :func:`key_of`."""
+
+
+def key_of(x: Tensor, parameters: Sequence[Any], pools: Pools) -> Key:
     """What launches depend on, beside options of their own."""
-    kinds = [None if parameter is None else (parameter.dtype, parameter.shape) for parameter in parameters]
+    kinds = [None if p is None else (p.dtype, p.shape, p.device, p.is_contiguous()) for p in parameters]
     conv = parameters[5]
-    layouts = x.is_contiguous(), conv is None or conv.is_contiguous()
-    return name, x.shape, x.dtype, x.get_device(), layouts, pools, *kinds
+    return x.shape, x.dtype, x.device, x.is_contiguous(), None if conv is None else conv.stride(), pools, *kinds
 
 
-def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> tuple[Tensor, Kept]:
+def forward(
+    x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None, key: Key | None = None
+) -> tuple[Tensor, Kept]:
     """Multiply x (N, C, H, W), dense in one of both layouts, by its gates.
 
     Args:
@@ -145,10 +150,11 @@ def forward(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | Non
             None; weight of the spatial gate's convolution, (1, 2, K, K), weight and bias of its norm, (1,), or None.
         pools: of the channel gate.
         norm: of the spatial gate, or None without such a gate.
+        key: :func:`key_of` them, if it is known.
     """
-    key = *_key("gates", x, parameters, pools), None if norm is None else norm[3:]
+    whole_key = "gates", key or key_of(x, parameters, pools), None if norm is None else norm[3:]
     statistics = (None, None, None) if norm is None else norm[:3]
-    out, state, maps, moments = taped(key, _forward, (x, *parameters, *statistics), pools, norm)
+    out, state, maps, moments = taped(whole_key, _forward, (x, *parameters, *statistics), pools, norm)
     assert out is not None
     assert state is not None
     return out, Kept(state, state if maps is None else maps, state if moments is None else moments)
@@ -212,8 +218,9 @@ def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, p
 
 
 def backward(
-    g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool
-) -> list[Tensor | None]:
+    g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool,
+    key: Key | None = None,
+) -> list[Tensor | None]:  # fmt: skip
     """Gradients of x and all parameters, from that of the output.
 
     Args:
@@ -224,11 +231,12 @@ def backward(
         kept: what it returned.
         training: whether the norm of the spatial gate used the statistics of the batch.
         of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
+        key: as there.
     """
-    key = *_key("gates backward", x, parameters, pools), training, of_parameters
+    whole_key = "gates backward", key or key_of(x, parameters, pools), training, of_parameters
     of_spatial = (None, None) if parameters[5] is None else kept[1:]
     tensors = (g, x, *parameters, kept.state, *of_spatial)
-    return list(taped(key, _backward, tensors, pools, training, of_parameters))
+    return list(taped(whole_key, _backward, tensors, pools, training, of_parameters))
 
 
 def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from foveal.compat import exporting, only_computes
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -22,6 +24,24 @@ Layer = Callable[[Tensor], Tensor]
 def channel_gate(x: Tensor, pools: Sequence[str], squeeze: Layer, excite: Layer) -> Tensor:
     """Sigmoid of the sum, over ``pools`` (``avg``, ``max``), of a perceptron of x (N, C, H, W) pooled: (N, C)."""
     pooled = [x.mean((2, 3)) if pool == "avg" else largest_position(x) for pool in pools]
+    dtype = _own_dtype(squeeze, excite) if torch.compiler.is_compiling() and not exporting() else None
+    if dtype is None:
+        return _perceptron(pooled, squeeze, excite)
+    # The products are tiny. Autocast would launch four kernels that round their weights and biases.
+    with torch.autocast(x.device.type, enabled=False):
+        return _perceptron([pool.to(dtype) for pool in pooled], squeeze, excite)
+
+
+def _own_dtype(*layers: Layer) -> torch.dtype | None:
+    """The dtype of linear layers that are nothing else and have one dtype; None of others."""
+    if not all(isinstance(layer, nn.Module) and only_computes(layer, nn.Linear) for layer in layers):
+        return None
+    dtypes = {layer.weight.dtype for layer in layers}  # type: ignore[attr-defined]
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _perceptron(pooled: list[Tensor], squeeze: Layer, excite: Layer) -> Tensor:
+    """The gate from the poolings, each (N, C)."""
     if len(pooled) == 1:
         return torch.sigmoid(excite(torch.relu(squeeze(pooled[0]))))
     return torch.sigmoid(excite(torch.relu(squeeze(torch.stack(pooled)))).sum(0))
