@@ -45,7 +45,8 @@ def _pretend(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     if (real := fused.fused_available)(torch.device("cpu")):
         raise AssertionError("the pretence below would hide that fused kernels claim to run on CPUs")
-    monkeypatch.setattr(fused, "fused_available", torch.compiler.assume_constant_result(lambda device: True))
+    for module in (fused, aw):
+        monkeypatch.setattr(module, "fused_available", torch.compiler.assume_constant_result(lambda device: True))
     assert real(torch.device("cuda", 0))
     monkeypatch.setattr(aw, "average_pool", average_by_product)  # as on a GPU
 
@@ -182,13 +183,59 @@ def test_nothing_is_copied_around_the_operator():
     assert seen == 4
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_of_a_pointwise_convolution_the_branch_is_one_operator(training):
+    """The compiler does the convolution itself, and no norm or product of the branch."""
+    seen = Counter()
+
+    def backend(module, inputs):
+        seen.update(operators(module.graph))
+        return lambda *arguments: [torch.zeros(2, 32, 8, 8)]
+
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 32, 1, bias=False)).train(training)
+    foveal.insert(model, "aw", at="1")
+    torch.compile(model, backend=backend, fullgraph=True)(torch.zeros(2, 3, 8, 8))
+    assert seen["foveal.aw_branch.default"] == 1
+    assert sum("conv2d" in name for name in seen.elements()) == 2
+    assert not any("batch_norm" in name or "linear" in name or "matmul" in name for name in seen)
+
+
+@pytest.mark.parametrize("kernel", [3, 1])
+def test_a_hook_inside_the_branch_is_not_lost(kernel):
+    model = nn.Sequential(nn.Conv2d(3, 8, kernel)).eval()
+    foveal.insert(model, "aw", at="0", start="paper")
+    seen = Counter()
+
+    def backend(module, inputs):
+        seen.update(operators(module.graph))
+        return module.forward
+
+    x = torch.randn(4, 3, 6, 5)
+    before = model(x)
+    model[0].attached.aw.norm1.register_forward_hook(lambda module, arguments, out: out + 1)
+    after = model(x)
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(torch.compile(model, backend=backend)(x), after)
+    assert not any("aw_site" in name or "aw_branch" in name for name in seen)
+
+
+def test_a_transform_of_a_compiled_pointwise_convolution():
+    model = nn.Sequential(nn.Conv2d(3, 8, 1)).eval()
+    foveal.insert(model, "aw", at="0", start="paper")
+    gradient = torch.func.grad(lambda x: model(x).square().sum())
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(torch.compile(gradient, backend="aot_eager", fullgraph=True)(x), gradient(x))
+
+
 @slow
-def test_compiled_equals_eager_at_every_batch_size(monkeypatch):
+@pytest.mark.parametrize("kernel", [3, 1])
+def test_compiled_equals_eager_at_every_batch_size(kernel, monkeypatch):
     """The operators run, in Triton's interpreter without a GPU: value, gradients, running statistics, and inference."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # the layers around, too
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 16, 3, 2, 1, bias=False))
+    last = nn.Conv2d(8, 16, kernel, 2, kernel // 2, bias=False)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), last)
     foveal.insert(model, "aw", at="2", start="paper", reduction=4)
     model = model.to(device)
     twin = copy.deepcopy(model)

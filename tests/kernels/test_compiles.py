@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
+from triton.compiler import ASTSource, make_backend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, KernelInterface
 
-from foveal.kernels import conv_pool, copies, prepared
-from foveal.kernels.aw import branch, branch_launch, depthwise, weight_grad
+from foveal.kernels import conv_pool, copies, prepared, triton_launch
+from foveal.kernels.aw import branch, branch_launch, depthwise, pointwise, pointwise_kernels, weight_grad  # noqa: F401
 from foveal.kernels.aw import launch as aw
 from foveal.kernels.aw.geometry import Geometry, channels_last
 from foveal.kernels.center_mass import launch as center_mass
@@ -200,6 +202,19 @@ def test_branch_of_aw(compiled, blend, batch, dtype):
     assert compiled.issuperset(_every_kernel_of("foveal.kernels.aw.branch_gradient_kernels"))
 
 
+@pytest.mark.parametrize("dtype", [HALF, SINGLE])
+def test_pointwise_aw(compiled, dtype):
+    parameters = [torch.zeros(size) for size in ((16, 64, 1, 1), 16, 16, (96, 16, 1, 1), 96, 96)]
+    norms = [branch.Norm(torch.zeros(width), torch.ones(width), torch.tensor(0), True, 0.1, 1e-5) for width in (16, 96)]
+    of = branch.Branch((1, 1), True, *norms, dtype)
+    y, multiplier = (channels_last(torch.zeros(4, 96, size, size, dtype=dtype)) for size in (8, 1))
+    x = channels_last(torch.zeros(4, 64, 8, 8, dtype=dtype))
+    _, kept = branch_launch.forward(x, branch.Parameters(*parameters, None), of)
+    pointwise._backward(y, y, multiplier, kept, *parameters, None, of, x.shape)
+    assert compiled.issuperset(_every_kernel_of("foveal.kernels.aw.pointwise_kernels"))
+    assert ("foveal.kernels.aw.pointwise_kernels", "scale_grad") in compiled
+
+
 @pytest.mark.parametrize(("size", "last", "dtype"), [(4, False, SINGLE), (70, True, HALF), (70, False, HALF)])
 def test_second_order(compiled, size, last, dtype):
     x, weight = torch.zeros(1, 8, size, size, dtype=dtype), torch.zeros(8)
@@ -245,3 +260,30 @@ def test_dynamic(compiled, dtype):
     dynamic._backward(x, x, weights, (3, 3), (1, 1))
     dynamic._prepared.cache_clear()
     assert compiled.issuperset(_every_kernel_of(dynamic_kernels.__name__))
+
+
+def _sums(tensor, out, nothing, count, one, number, large, flag, side: tl.constexpr):
+    value = tl.sum(tensor.load([0, 0]).to(tl.float32)) + count + one + number + large + flag
+    tl.store(out + count + side, value)
+
+
+def test_parameters_that_the_driver_is_given_are_those_of_the_code(compiled, monkeypatch):
+    """Of a kernel with all kinds of arguments, with the Triton that is installed; see foveal.kernels.triton_launch."""
+    kinds = ["tensordesc<bf16[8, 16]>", "*fp32", "constexpr", "i32", "constexpr", "fp32", "i64", "i1", "constexpr"]
+    kernel = JITFunction(_sums)
+    source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds, strict=True)), {(2,): None, (4,): 1, (8,): 4})
+    result = triton.compile(source, target=TARGET, options={"num_warps": 4})
+    monkeypatch.setattr(triton_launch, "_expanded", lambda descriptor, about: [descriptor, 64, 32, 32, 1])
+    monkeypatch.setattr(triton_launch, "_content", lambda tensor_map: bytes(128))
+    known = SimpleNamespace(
+        run=SimpleNamespace(global_scratch_size=0), metadata=result.metadata, src=source, asm=result.asm, function=5,
+    )  # fmt: skip
+    arguments = (7, 1, 0.5, 1 << 40, True, 4)
+    found = triton_launch.driver_kernel(known, (1, 1, 1), ["descriptor", None, None], arguments)
+    assert found is not None
+    assert (found.threads, found.shared) == (128, result.metadata.shared)
+    sizes = [128, 4, 4, 8, 8, 8, 4, 4, 8, 1]  # a map with sizes and strides, an address, numbers
+    assert [triton_launch._size(parameter) for parameter in found.parameters[:10]] == sizes
+    assert set(found.parameters[10:]) == {bytes(8)}
+    assert found.parameters[5] == 1
+    assert triton_launch.driver_kernel(known, (1, 1, 1), ["descriptor", None, None], arguments[:-1]) is None

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from foveal.attention.insertion.layers import is_depthwise, spatial_convolutions
 from foveal.attention.insertion.registry import Kernel, Start, bottleneck, refuse_tracing, register_mechanism
-from foveal.compat import CONV_FORWARD, exporting, only_computes
+from foveal.compat import CONV_FORWARD, exporting, only_computes, transforms_active
 from foveal.errors import UserError, unknown
 from foveal.kernels.aw.branch import (
     Branch,
@@ -33,12 +33,14 @@ from foveal.kernels.aw.branch import (
     branch_of,
     multiplier_of,
 )
-from foveal.kernels.aw.compiled import compiled_site
+from foveal.kernels.aw.compiled import compiled_multiplier, compiled_site
 from foveal.kernels.aw.fused import fusable, fused_conv
 from foveal.kernels.aw.loop import conv_one_by_one
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
+from foveal.kernels.aw.pointwise import pointwise_conv
 from foveal.kernels.aw.pool import average_pool
 from foveal.kernels.aw.site import Convolution, attended_conv
+from foveal.kernels.support import fused_available
 
 Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
 PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")
@@ -220,7 +222,22 @@ class KernelAttention(Kernel):
         branch = self._branch(x, self.squeeze.weight.dtype)
         if branch is not None:
             return branch_multiplier(x, *branch).unsqueeze(2)
+        compiled = self._compiled_multiplier(x) if torch.compiler.is_compiling() else None
+        if compiled is not None:
+            return compiled.unsqueeze(2)
         return multiplier_of(self.attend(x), self.residual, self.amount)
+
+    def _compiled_multiplier(self, x: Tensor) -> Tensor | None:
+        """The branch as one operator of a compiled graph; None if the compiler must see the modules."""
+        if self.watchers or not self.as_published or exporting() or not first_order_suffices() or transforms_active():
+            return None
+        if x.shape[0] == 0 or not fused_available(x.device):
+            return None
+        self._check_rows(x)
+        with torch.autocast(x.device.type, enabled=False):
+            pooled = average_pool(x, self.pooled).float()
+            modules = self.squeeze, self.norm1, self.excite, self.norm2
+            return compiled_multiplier(pooled, modules, self.amount, self.residual)
 
     def _branch(self, x: Tensor, dtype: torch.dtype) -> tuple[Parameters, Branch] | None:
         """The branch as a function of few launches, for a multiplier of ``dtype``; None if modules must be called."""
@@ -242,19 +259,28 @@ class KernelAttention(Kernel):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         images = images.to(dtype)
         path = self._path(images, conv, weight)
-        together = path == "fused" and conv.padding != "same"  # the branch reads what is convolved
-        branch = self._branch(images, dtype) if together else None
-        out = self._compiled(images, conv, weight, padding) if together and torch.compiler.is_compiling() else None
-        if branch is not None:
-            options = Convolution(conv.stride, padding, conv.dilation, conv.groups)
-            out = attended_conv(images, weight, conv.bias, *branch, options)
-        elif out is None:
+        fused = path == "fused" and conv.padding != "same"  # the branch reads what is convolved
+        out: Tensor | None = None
+        if torch.compiler.is_compiling():
+            out = self._compiled(images, conv, weight, padding) if fused else None
+        elif fused or self._is_pointwise(path, conv, images):
+            branch = self._branch(images, dtype)
+            if branch is not None:
+                form = attended_conv if fused else pointwise_conv
+                options = Convolution(conv.stride, padding, conv.dilation, conv.groups)
+                out = form(images, weight, conv.bias, *branch, options)
+        if out is None:
             out = self._convolve(path, conv, images, weight, self.multiplier(x), padding)
         if path == "taps":
             return out
         # The other forms return a layout of their own; a model keeps its own, as after a plain convolution.
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+    def _is_pointwise(self, path: Path, conv: nn.Conv2d, x: Tensor) -> bool:
+        """Whether the kernel is 1×1 and the form is free: on a channels-last map, its output may be scaled."""
+        free = path == "taps" and self.path != "taps" and conv.kernel_size == (1, 1) and first_order_suffices()
+        return free and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
     def _compiled(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, padding: tuple[int, ...]) -> Tensor | None:
         """Branch and convolution as one operator of a compiled graph; None if the compiler must see the modules."""

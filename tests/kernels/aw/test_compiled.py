@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from foveal.attention.aw import KernelAttention
-from foveal.kernels.aw.compiled import compiled_site
+from foveal.kernels.aw.branch import multiplier_of
+from foveal.kernels.aw.compiled import compiled_multiplier, compiled_site
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -23,6 +24,19 @@ def site(start="paper", residual=True, bias=True):
     if attention.amount is not None:
         nn.init.constant_(attention.amount, 0.3)
     return nn.ModuleList([conv, attention]).to(DEVICE)
+
+
+def assert_same_after_backward(ours, plain):
+    """Output, input and module of each: gradients of input and parameters, and buffers."""
+    (out, x, module), (expected, y, twin) = ours, plain
+    g = torch.randn_like(expected)
+    out.backward(g)
+    expected.backward(g)
+    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
+    for (name, one), other in zip(module.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+    for (name, one), other in zip(module.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
 def fused(conv, attention, x):
@@ -43,14 +57,7 @@ def test_equals_the_modules(training, start, residual):
     x, y = (images.clone().requires_grad_() for _ in range(2))
     actual, expected = fused(*ours, x), plain[1].convolve(plain[0], y)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    g = torch.randn_like(expected)
-    actual.backward(g)
-    expected.backward(g)
-    torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
-    for (name, one), other in zip(ours.named_parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
-    for (name, one), other in zip(ours.named_buffers(), plain.buffers(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+    assert_same_after_backward((actual, x, ours), (expected, y, plain))
 
 
 def test_frozen_input_and_no_bias():
@@ -60,6 +67,29 @@ def test_frozen_input_and_no_bias():
     fused(*ours, x).sum().backward()
     plain[1].convolve(plain[0], x).sum().backward()
     torch.testing.assert_close(ours[0].weight.grad, plain[0].weight.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("training", "start", "residual"), [(True, "identity", True), (True, "paper", False), (False, "paper", True)]
+)
+def test_the_branch_alone_equals_the_modules(training, start, residual, size):
+    """What it is given is pooled already."""
+    torch.manual_seed(0)
+    attention = KernelAttention(8, 16, (size, size), start=start, residual=residual, reduction=4).to(DEVICE)
+    for norm in (attention.norm1, attention.norm2):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        norm.running_mean.normal_()
+    if attention.amount is not None:
+        nn.init.constant_(attention.amount, 0.3)
+    attention.train(training)
+    plain, cells = copy.deepcopy(attention), torch.randn(5, 8, size, size, device=DEVICE)
+    x, y = (cells.clone().requires_grad_() for _ in range(2))
+    modules = attention.squeeze, attention.norm1, attention.excite, attention.norm2
+    actual = compiled_multiplier(x, modules, attention.amount, residual)
+    expected = multiplier_of(plain.attend(y), residual, plain.amount).squeeze(2)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert_same_after_backward((actual, x, attention), (expected, y, plain))
 
 
 @pytest.mark.parametrize("change", ["a norm without statistics", "another norm", "half precision"])
@@ -73,3 +103,5 @@ def test_other_modules_are_left_to_the_compiler(change):
         case "half precision":
             attention.half()
     assert fused(conv, attention, torch.randn(3, 8, 7, 5, device=DEVICE)) is None
+    modules = attention.squeeze, attention.norm1, attention.excite, attention.norm2
+    assert compiled_multiplier(torch.randn(3, 8, 3, 3, device=DEVICE), modules, None, True) is None

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveal.compat import only_computes
+from foveal.compat import apply_directly, only_computes, parameter_of
 from foveal.kernels.aw.geometry import channels_last, empty_last
 from foveal.kernels.aw.plain import match_layout
 from foveal.kernels.aw.pool import average_pool
@@ -108,7 +108,7 @@ def norm_of(module: nn.BatchNorm2d) -> Norm | None:
     """What ``module`` does; None if it does not keep statistics, has no affine part or averages over all batches."""
     buffers, momentum = module._buffers, module.momentum  # attributes of a module are looked up in Python: slow
     mean, var, tracked = buffers["running_mean"], buffers["running_var"], buffers["num_batches_tracked"]
-    if mean is None or var is None or tracked is None or momentum is None or module.weight is None:
+    if mean is None or var is None or tracked is None or momentum is None or parameter_of(module, "weight") is None:
         return None
     return Norm(mean, var, tracked, module.training, momentum, module.eps)
 
@@ -132,6 +132,8 @@ def branch_of(
     """The branch made of these modules for input ``x``, or None if only calling the modules computes it."""
     if not fused_available(x.device) or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
+    if x.numel() >= 2**31:  # the kernels count in 32 bits
+        return None
     if x.shape[0] * size[0] * size[1] < 2:  # nothing to take statistics of; a norm in training mode says so
         return None
     if not (
@@ -141,11 +143,13 @@ def branch_of(
         and only_computes(excite, nn.Conv2d)
     ):
         return None
-    w1, w2 = squeeze.weight, excite.weight
+    w1, w2 = parameter_of(squeeze, "weight"), parameter_of(excite, "weight")
     first, second = norm_of(norm1), norm_of(norm2)
     if first is None or second is None or not supported(w1, size):
         return None
-    parameters = Parameters(w1, norm1.weight, norm1.bias, w2, norm2.weight, norm2.bias, amount)
+    gamma1, beta1 = parameter_of(norm1, "weight"), parameter_of(norm1, "bias")
+    gamma2, beta2 = parameter_of(norm2, "weight"), parameter_of(norm2, "bias")
+    parameters = Parameters(w1, gamma1, beta1, w2, gamma2, beta2, amount)
     tensors = [tensor for tensor in parameters if tensor is not None]
     if observed(x, *tensors):
         return None
@@ -197,7 +201,7 @@ def multiplier_of(attention: Tensor, residual: bool, amount: Tensor | None) -> T
 
 def branch_multiplier(x: Tensor, parameters: Parameters, branch: Branch) -> Tensor:
     """The multiplier (N, C2, h, w), channels last, in ``branch.dtype``; running statistics are updated."""
-    return _Multiplier.apply(x, *parameters, branch)
+    return apply_directly(_Multiplier, x, *parameters, branch)
 
 
 class _Multiplier(torch.autograd.Function):
@@ -206,11 +210,10 @@ class _Multiplier(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *inputs: Any) -> Tensor:
         parameters, branch = Parameters(*inputs[:-1]), inputs[-1]
-        tensors = (channels_last(x), *parameters, *branch.norm1[:3], *branch.norm2[:3])
-        multiplier, kept = taped(branch_key("aw branch", x, parameters, branch), _forward, tensors, branch)
+        multiplier, kept = forward(channels_last(x), parameters, branch)
         ctx.branch = branch
         ctx.save_for_backward(x, kept, *parameters)
-        return multiplier  # type: ignore[return-value]
+        return multiplier
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -218,10 +221,8 @@ class _Multiplier(torch.autograd.Function):
         parameters, need = Parameters(*rest), ctx.needs_input_grad
         if torch.is_grad_enabled() or observed(g):
             return *differentiate(_plain_branch, [x, *parameters], need, g, ctx.branch), None
-        key = *branch_key("aw branch backward", x, parameters, ctx.branch), g.dtype, need[0]
-        tensors = (channels_last(g), kept, *parameters)
-        dx, gradients = taped(key, _backward, tensors, ctx.branch, x.shape, x.dtype, need[0])
-        of_parameters = parameter_gradients(gradients, parameters)  # type: ignore[arg-type]
+        dx, gradients = backward(channels_last(g), x, kept, parameters, ctx.branch, need[0])
+        of_parameters = parameter_gradients(gradients, parameters)
         if dx is not None and len(x) == 1:
             dx = match_layout(dx, x)
         return dx, *(part if wanted else None for part, wanted in zip(of_parameters, need[1:8], strict=True)), None
@@ -235,6 +236,21 @@ def branch_key(name: str, x: Tensor, parameters: Parameters, branch: Branch) -> 
         parameters.amount is None, one[3:], two[3:], one.tracked is None, two.tracked is None, branch.size,
         branch.residual, branch.dtype,
     )  # fmt: skip
+
+
+def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, Tensor]:
+    """The multiplier of x, in channels last, and what is kept for its gradient."""
+    tensors = (x, *parameters, *branch.norm1[:3], *branch.norm2[:3])
+    return taped(branch_key("aw branch", x, parameters, branch), _forward, tensors, branch)  # type: ignore[return-value]
+
+
+def backward(
+    g: Tensor, x: Tensor, kept: Tensor, parameters: Parameters, branch: Branch, of_input: bool
+) -> tuple[Tensor | None, Tensor]:
+    """Gradient of x, and the buffer with those of the parameters; from that of the multiplier, in channels last."""
+    key = *branch_key("aw branch backward", x, parameters, branch), g.dtype, of_input
+    tensors = (g, kept, *parameters)
+    return taped(key, _backward, tensors, branch, x.shape, x.dtype, of_input)  # type: ignore[return-value]
 
 
 def _forward(x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

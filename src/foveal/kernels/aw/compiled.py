@@ -2,8 +2,11 @@
 
 Left to the compiler, the branch is some thirty small kernels: a GPU waits for Python to launch them. The operators run
 what eager mode runs, :mod:`.site`. ``aw_site`` is differentiable; PyTorch sees through it, to two operators that are
-not: they are all that a compiled graph holds. They are not defined with ``torch.library.custom_op``, whose checks at
-every call take longer than a launch; for the same reason their options are one string.
+not: they are all that a compiled graph holds. ``aw_branch`` is the branch alone, after the pooling, for convolutions
+that the compiler does, as those of 1×1 kernels; it fuses their scaling with what is around.
+
+They are not defined with ``torch.library.custom_op``, whose checks at every call take longer than a launch; for the
+same reason their options are one string.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
-from foveal.kernels.aw import site
+from foveal.compat import only_computes
+from foveal.kernels.aw import branch, site
 from foveal.kernels.aw.branch import (
     Branch,
     Norm,
@@ -37,7 +41,12 @@ INPUTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor[] parameters, Tensor? amount, Tensor[] running,"
     " Tensor(a!)[] updated, float[] numbers, str options"
 )
+BRANCH_INPUTS = INPUTS.replace("Tensor x, Tensor weight, Tensor? bias", "Tensor x")
 OPERATORS = {
+    "aw_branch": f"({BRANCH_INPUTS}) -> Tensor",
+    "aw_branch_forward": f"({BRANCH_INPUTS}) -> (Tensor, Tensor)",
+    "aw_branch_backward": "(Tensor g, Tensor x, Tensor kept, Tensor[] parameters, Tensor? amount, float[] numbers,"
+    " str options, bool of_input) -> (Tensor, Tensor)",
     "aw_site": f"({INPUTS}) -> Tensor",
     "aw_site_forward": f"({INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
     "aw_site_backward": "(Tensor g, Tensor x, Tensor weight, Tensor[] kept, Tensor[] parameters, Tensor? amount,"
@@ -55,12 +64,12 @@ class Options:
         training: whether the norms take the statistics of the batch, and update the running ones.
         residual: whether the multiplier is 1 + A or A.
         size: of the pooled map.
-        conv: options of the convolution.
+        conv: options of the convolution, or None of a branch alone.
     """
 
     def __init__(self, text: str) -> None:
         self.training, self.residual, self.size, conv = ast.literal_eval(text)
-        self.conv = Convolution(*conv)
+        self.conv = None if conv is None else Convolution(*conv)
 
     def branch(self, x: Tensor, numbers: list[float], statistics: Sequence[Tensor | None] = (None,) * 6) -> Branch:
         """The branch.
@@ -73,6 +82,30 @@ class Options:
 
 
 options_of = lru_cache(maxsize=4096)(Options)
+
+
+def _statistics(running: Sequence[Tensor], updated: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Mean, variance and number of batches of both norms; without the last in eval mode."""
+    return updated or (*running[:2], None, *running[2:], None)
+
+
+def _like(t: Tensor) -> Tensor:
+    n, c, h, w = t.shape
+    return t.new_empty(n, h, w, c).permute(0, 3, 1, 2)
+
+
+def _fake_branch(x: Tensor, size: tuple[int, int], parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The multiplier and what is kept, without values."""
+    n, c1, (hidden, c2) = x.shape[0], x.shape[1], (parameters[0].shape[0], parameters[3].shape[0])
+    sizes = kept_sizes(n * size[0] * size[1], c1, hidden, c2)
+    kept = x.new_empty(sum(-(-part // 4) * 4 for part in sizes), dtype=torch.float32)
+    return x.new_empty(n, *size, c2).permute(0, 3, 1, 2), kept
+
+
+def _fake_gradients(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """Memory for gradients of all parameters of a branch."""
+    (hidden, c1), c2 = parameters[0].shape[:2], parameters[3].shape[0]
+    return x.new_empty(starts(gradient_sizes(int(c1), int(hidden), int(c2)))[1], dtype=torch.float32)
 
 
 def _all(parameters: Sequence[Tensor], amount: Tensor | None) -> Parameters:
@@ -99,21 +132,19 @@ def aw_site_forward(
         text: see :class:`Options`.
     """
     options = options_of(text)
-    branch = options.branch(x, numbers, updated or (*running[:2], None, *running[2:], None))
-    out, multiplier, kept, kernel = site.forward(
-        channels_last(x), weight, bias, _all(parameters, amount), branch, options.conv
-    )
+    made = options.branch(x, numbers, _statistics(running, updated))
+    conv = cast(Convolution, options.conv)
+    out, multiplier, kept, kernel = site.forward(channels_last(x), weight, bias, _all(parameters, amount), made, conv)
     return out, multiplier, kept, x.new_empty(0) if kernel is None else kernel
 
 
 @torch.library.register_fake("foveal::aw_site_forward")
 def _(x, weight, bias, parameters, amount, running, updated, numbers, text):
     options, n, c1, (c2, into, h, w) = options_of(text), x.shape[0], x.shape[1], weight.shape
-    size, (stride, padding, dilation, groups) = options.size, options.conv
+    size, (stride, padding, dilation, groups) = options.size, cast(Convolution, options.conv)
     sides = [out_size(x.shape[2 + i], weight.shape[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)]
-    out, multiplier = (x.new_empty(n, *pair, c2).permute(0, 3, 1, 2) for pair in (sides, size))
-    sizes = kept_sizes(n * size[0] * size[1], c1, parameters[0].shape[0], c2)
-    kept = x.new_empty(sum(-(-part // 4) * 4 for part in sizes), dtype=torch.float32)
+    out = x.new_empty(n, *sides, c2).permute(0, 3, 1, 2)
+    multiplier, kept = _fake_branch(x, size, parameters)
     if groups == c1 == c2:
         return out, multiplier, kept, x.new_empty(0)
     together = groups_together(int(c1), int(c2), groups, 16 // x.element_size())
@@ -129,19 +160,14 @@ def aw_site_backward(
     options, (multiplier, of_branch, kernel) = options_of(text), kept
     saved = multiplier, of_branch, kernel if kernel.numel() else None
     tensors = channels_last(g), channels_last(x), weight, saved, _all(parameters, amount)
-    dx, dw, gradients = site.backward(*tensors, options.branch(x, numbers), options.conv, of_input, True)
+    conv = cast(Convolution, options.conv)
+    dx, dw, gradients = site.backward(*tensors, options.branch(x, numbers), conv, of_input, True)
     return g.new_empty(0) if dx is None else dx, dw, gradients  # type: ignore[return-value]
 
 
 @torch.library.register_fake("foveal::aw_site_backward")
 def _(g, x, weight, kept, parameters, amount, numbers, text, of_input):
-    def like(t: Tensor) -> Tensor:
-        n, c, h, w = t.shape
-        return t.new_empty(n, h, w, c).permute(0, 3, 1, 2)
-
-    hidden, c1 = parameters[0].shape[:2]
-    length = starts(gradient_sizes(int(c1), int(hidden), int(weight.shape[0])))[1]
-    return like(x) if of_input else g.new_empty(0), like(weight), x.new_empty(length, dtype=torch.float32)
+    return _like(x) if of_input else g.new_empty(0), _like(weight), _fake_gradients(x, parameters)
 
 
 class _Site(torch.autograd.Function):
@@ -176,6 +202,120 @@ def aw_site(
     return _Site.apply(x, weight, bias, *parameters, amount, running, updated, numbers, text)
 
 
+# The branch alone --------------------------------------------------------------------------------------------------
+
+
+@torch.library.impl("foveal::aw_branch_forward", DEVICES)
+def aw_branch_forward(
+    x: Tensor, parameters: list[Tensor], amount: Tensor | None, running: list[Tensor], updated: list[Tensor],
+    numbers: list[float], text: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The multiplier (N, C2, h, w) of x (N, C1, H, W), in its dtype, and what the gradient needs.
+
+    The other arguments are those of :func:`aw_site_forward`.
+    """
+    made = options_of(text).branch(x, numbers, _statistics(running, updated))
+    return branch.forward(channels_last(x), _all(parameters, amount), made)
+
+
+@torch.library.register_fake("foveal::aw_branch_forward")
+def _(x, parameters, amount, running, updated, numbers, text):
+    return _fake_branch(x, options_of(text).size, parameters)
+
+
+@torch.library.impl("foveal::aw_branch_backward", DEVICES)
+def aw_branch_backward(
+    g: Tensor, x: Tensor, kept: Tensor, parameters: list[Tensor], amount: Tensor | None, numbers: list[float],
+    text: str, of_input: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of the input (empty unless ``of_input``), and of all parameters."""
+    made = options_of(text).branch(x, numbers)
+    dx, gradients = branch.backward(channels_last(g), x, kept, _all(parameters, amount), made, of_input)
+    return g.new_empty(0) if dx is None else dx, gradients
+
+
+@torch.library.register_fake("foveal::aw_branch_backward")
+def _(g, x, kept, parameters, amount, numbers, text, of_input):
+    dx = _like(x) if of_input else g.new_empty(0)
+    return dx, _fake_gradients(x, parameters)
+
+
+class _Branch(torch.autograd.Function):
+    """x and parameters to the multiplier, by the operators above."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+        *parameters, amount, running, updated, ctx.numbers, ctx.text = rest
+        forward = torch.ops.foveal.aw_branch_forward.default
+        multiplier, kept = forward(x, parameters, amount, running, updated, ctx.numbers, ctx.text)
+        ctx.save_for_backward(x, kept, *parameters, amount)
+        return multiplier
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, kept, *parameters, amount = ctx.saved_tensors
+        need = ctx.needs_input_grad[0]
+        backward = torch.ops.foveal.aw_branch_backward.default
+        dx, gradients = backward(g, x, kept, parameters, amount, ctx.numbers, ctx.text, need)
+        of_parameters = parameter_gradients(gradients, _all(parameters, amount))
+        return dx if need else None, *of_parameters, None, None, None, None
+
+
+@torch.library.impl("foveal::aw_branch", "CompositeImplicitAutograd")
+def aw_branch(
+    x: Tensor, parameters: list[Tensor], amount: Tensor | None, running: list[Tensor], updated: list[Tensor],
+    numbers: list[float], text: str,
+) -> Tensor:  # fmt: skip
+    """The multiplier; arguments as in :func:`aw_branch_forward`."""
+    return _Branch.apply(x, *parameters, amount, running, updated, numbers, text)
+
+
+# What a layer calls ------------------------------------------------------------------------------------------------
+
+
+def compiled_multiplier(
+    x: Tensor, modules: tuple[nn.Module, ...], amount: Tensor | None, residual: bool
+) -> Tensor | None:
+    """The multiplier (N, C2, h, w) of pooled x (N, C1, h, w), float32; None if only calling the modules computes it.
+
+    Other arguments as in :func:`compiled_site`.
+    """
+    size = (int(x.shape[2]), int(x.shape[3]))
+    known = _tensors(modules, size)
+    if known is None:
+        return None
+    text = f"({known.training}, {residual}, {size}, None)"
+    return torch.ops.foveal.aw_branch.default(
+        x, known.parameters, amount, known.running, known.updated, known.numbers, text
+    )
+
+
+class _Tensors(NamedTuple):
+    """What the operators take of the modules of a branch."""
+
+    parameters: list[Tensor]
+    running: list[Tensor]
+    updated: list[Tensor]
+    numbers: list[float]
+    training: bool
+
+
+def _tensors(modules: tuple[nn.Module, ...], size: tuple[int, int]) -> _Tensors | None:
+    """Of squeeze, norm1, excite and norm2; None if only calling the modules computes the branch."""
+    if not all(map(only_computes, modules, (nn.Conv2d, nn.BatchNorm2d) * 2)):
+        return None
+    squeeze, norm1, excite, norm2 = cast(tuple[Any, ...], modules)
+    one, two = norm_of(norm1), norm_of(norm2)
+    if one is None or two is None or one.batch != two.batch or not supported(squeeze.weight, size):
+        return None
+    parameters = [squeeze.weight, norm1.weight, norm1.bias, excite.weight, norm2.weight, norm2.bias]
+    if any(parameter.dtype != torch.float32 for parameter in parameters):
+        return None
+    running = [] if one.batch else [one.mean, one.var, two.mean, two.var]
+    updated = [one.mean, one.var, one.tracked, two.mean, two.var, two.tracked] if one.batch else []
+    return _Tensors(parameters, running, updated, [one.momentum, one.eps, two.momentum, two.eps], one.batch)  # type: ignore
+
+
 def compiled_site(
     x: Tensor, weight: Tensor, bias: Tensor | None, modules: tuple[nn.Module, ...], amount: Tensor | None,
     size: tuple[int, int], residual: bool, stride: tuple[int, ...], padding: tuple[int, ...], dilation: tuple[int, ...],
@@ -186,22 +326,14 @@ def compiled_site(
     Input x (N, C1, H, W) has the dtype of the result. ``modules`` are squeeze, norm1, excite and norm2 of
     :class:`~foveal.attention.aw.KernelAttention`, then come its options, and those of the convolution.
     """
-    squeeze, norm1, excite, norm2 = modules
-    if type(norm1) is not nn.BatchNorm2d or type(norm2) is not nn.BatchNorm2d:
-        return None
-    if type(squeeze) is not nn.Conv2d or type(excite) is not nn.Conv2d:
-        return None
-    one, two = norm_of(norm1), norm_of(norm2)
-    if one is None or two is None or one.batch != two.batch or not supported(squeeze.weight, size):
-        return None
-    parameters = [squeeze.weight, norm1.weight, norm1.bias, excite.weight, norm2.weight, norm2.bias]
-    if any(parameter.dtype != torch.float32 for parameter in parameters):
+    known = _tensors(modules, size)
+    if known is None:
         return None
     conv = f"({tuple(stride)}, {tuple(padding)}, {tuple(dilation)}, {groups})"
-    numbers, text = [one.momentum, one.eps, two.momentum, two.eps], f"({one.batch}, {residual}, {tuple(size)}, {conv})"
-    running = [] if one.batch else [one.mean, one.var, two.mean, two.var]
-    updated = [one.mean, one.var, one.tracked, two.mean, two.var, two.tracked] if one.batch else []
-    return torch.ops.foveal.aw_site.default(x, weight, bias, parameters, amount, running, updated, numbers, text)
+    text = f"({known.training}, {residual}, {tuple(size)}, {conv})"
+    return torch.ops.foveal.aw_site.default(
+        x, weight, bias, known.parameters, amount, known.running, known.updated, known.numbers, text
+    )
 
 
 @register_flop_formula(torch.ops.foveal.aw_site_forward)

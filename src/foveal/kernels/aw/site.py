@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foveal.compat import apply_directly, has_storage
 from foveal.kernels.ahead import compile_ahead
 from foveal.kernels.aw.branch import (
     Branch,
@@ -54,6 +55,8 @@ def attended_conv(
         branch: see :class:`~foveal.kernels.aw.branch.Branch`.
         conv: options of the convolution, one that :func:`~foveal.kernels.aw.fused.fusable` accepts.
     """
+    if has_storage(weight) and (bias is None or has_storage(bias)):  # the others have been looked at
+        return apply_directly(_Site, x, weight, bias, *parameters, branch, conv)
     return _Site.apply(x, weight, bias, *parameters, branch, conv)
 
 
@@ -151,7 +154,7 @@ class _Site(torch.autograd.Function):
         db = g.sum((0, 2, 3), dtype=weight.dtype) if need[2] else None
         if torch.is_grad_enabled() or observed(g):
             inputs, of_inputs = [x, weight, *parameters], [*need[:2], *need[3:10]]
-            dx, dw, *rest = differentiate(_plain_site, inputs, of_inputs, g, ctx.branch, conv)
+            dx, dw, *rest = differentiate(plain_site, inputs, of_inputs, g, ctx.branch, conv)
             return dx, dw, db, *rest, None, None
         of_branch = need[0] or any(need[3:10])
         if not (of_branch or need[1]):
@@ -169,8 +172,8 @@ def _where(tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> Sequen
     return tensors if all(needed) else [t if need else None for t, need in zip(tensors, needed, strict=True)]
 
 
-def _plain_site(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """What :class:`_Site` computes, without the bias."""
+def plain_site(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """What :class:`_Site` computes, without the bias, in plain PyTorch: x, kernel, parameters, branch, convolution."""
     branch, conv = rest[-2:]
     multiplier = plain_multiplier(x, Parameters(*rest[:-2]), branch)
     options = {"stride": conv.stride, "padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
