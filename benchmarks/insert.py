@@ -2,14 +2,17 @@
 
     foveal bench insert resnet50 --mechanism aw
     foveal bench insert resnet50 --mechanism aw se aw+se "cbam pools=avg" --modes eager default --size 512
+    foveal bench insert resnet50 --mechanism aw none                # and a second plain model: what chance does
     foveal bench insert resnet50 --mechanism aw --first             # also how long the first step takes
     foveal bench insert resnet50 --mechanism aw --profile           # where the time of one site goes
     python benchmarks/insert.py --preset h200 --jobs 8 --minutes 8 --csv results/bench-insert.csv
 
 A mechanism is a name of ``foveal list mechanisms``; several joined by + are inserted in turn. key=value after it are
-its options, also ``at`` and ``start``. On a GPU: bf16 autocast, channels last, fused SGD with momentum; on a CPU
-float32. cuDNN does not search for the fastest convolutions (torch.backends.cudnn.benchmark is off, as PyTorch starts).
-Times are medians with all that Python takes, no CUDA graph unless the mode makes one.
+its options, also ``at`` and ``start``. ``none`` is the plain model once more: how far its ratio is from 1 is chance.
+
+On a GPU: bf16 autocast, channels last, fused SGD with momentum; on a CPU float32. cuDNN does not search for the fastest
+convolutions (torch.backends.cudnn.benchmark is off, as PyTorch starts). Times are medians with all that Python takes,
+without a CUDA graph unless the mode makes one.
 
 The plain model and the same with each mechanism are in one process, and are timed in turns: milliseconds of the same
 model differ by a quarter between processes, so that only ratios within one mean something. On a GPU, and with --jobs,
@@ -67,6 +70,7 @@ H200 = (
 )  # fmt: skip
 PRESETS = {"h200": (H200, tuple(MODES)), "cpu": ((("resnet18", 16),), ("eager", "default"))}  # models with batch; modes
 FIRST = ("aw", "se", "cbam")  # mechanisms that are measured before the others
+NONE = "none"  # the mechanism of a second plain model
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FOVEAL_CACHE")
 
 
@@ -82,8 +86,10 @@ def build(case: Case) -> tuple[nn.Module, Tensor]:
 
 
 def insert_all(model: nn.Module, mechanism: str) -> list[foveal.attention.Insertion]:
-    """Insert ``aw``, or ``aw+se reduction=8``: the options belong to the last name."""
+    """Insert ``aw``, or ``aw+se reduction=8``: the options belong to the last name; nothing if it is ``none``."""
     names, *pairs = mechanism.split()
+    if names == NONE and not pairs:
+        return []
     options = dict(pair.split("=", 1) for pair in pairs)
     *first, last = names.split("+")
     done = [foveal.insert(model, name) for name in first]
@@ -315,7 +321,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.profile:
         for plain, *attended in groups(options):
             for case in attended:
-                profile(plain, case, console)
+                if case.mechanism != NONE:
+                    profile(plain, case, console)
         return
     if options.model:
         for mechanism in options.mechanism:

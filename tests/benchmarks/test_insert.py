@@ -287,9 +287,20 @@ def test_mechanisms_with_options(insert):
     assert model.layer1[0].bn2.attached.se.squeeze.out_features == 8
 
 
+def test_a_second_plain_model_is_a_control(insert, tmp_path):
+    path = tmp_path / "rows.csv"
+    insert.main([*SMALL, "--parts", "infer", "--mechanism", "none", "se", "--csv", str(path)])
+    control, gated = read(path)
+    assert (control["mechanism"], gated["mechanism"], control["error"]) == ("none", "se", "")
+    assert float(control["memory ratio"]) == 1
+    assert control["plain ms"] == gated["plain ms"]
+    assert insert.insert_all(timm.create_model("resnet18"), "none") == []
+
+
 @pytest.mark.parametrize(
     ("words", "match"),
     [
+        (["none", "reduction=8"], "unknown mechanism 'none'"),
         (["reduction=8"], "expected the name of a mechanism, then its options"),
         (["aww"], "did you mean 'aw'"),
         (["aw", "reductoin=8"], "did you mean 'reduction'"),
