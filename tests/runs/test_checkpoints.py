@@ -26,31 +26,38 @@ def test_a_full_disk_is_called_so(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+class InterruptedFile:
+    """A file whose ``at``-th write is interrupted by Ctrl-C; never if ``at`` is 0."""
+
+    def __init__(self, file, at):
+        self.file, self.at, self.flush, self.writes = file, at, file.flush, 0
+
+    def write(self, content):
+        self.writes += 1
+        if self.writes == self.at:
+            raise KeyboardInterrupt
+        return self.file.write(content)
+
+
 def test_ctrl_c_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    """torch raises an error of its own for half of the places where Ctrl-C may hit; the file before stays."""
-    save, writes, interrupted_at = torch.save, 0, None
+    """torch raises an error of its own for half of the writes that Ctrl-C may hit; the file before stays."""
+    save, files, path = torch.save, [], tmp_path / "last.ckpt"
 
-    def save_interrupted(checkpoint, file):
-        write = file.write
+    def save_at(epoch, interrupted):
+        def save_interrupted(content, file):
+            files.append(InterruptedFile(file, interrupted))
+            save(content, files[-1])
 
-        def interrupted(content):
-            nonlocal writes
-            writes += 1
-            if writes == interrupted_at:
-                raise KeyboardInterrupt
-            return write(content)
+        monkeypatch.setattr(torch, "save", save_interrupted)
+        SafeCheckpointIO().save_checkpoint({"epoch": epoch, "state_dict": {"x": torch.ones(2)}}, path)
 
-        save(checkpoint, SimpleNamespace(write=interrupted, flush=file.flush))
-
-    checkpoint = {"state_dict": {"x": torch.ones(2)}}
-    monkeypatch.setattr(torch, "save", save_interrupted)
-    SafeCheckpointIO().save_checkpoint(checkpoint | {"epoch": 1}, tmp_path / "last.ckpt")
-    for interrupted_at in range(1, writes + 1):
-        writes = 0
+    save_at(epoch=1, interrupted=0)
+    assert files[0].writes > 10
+    for number in range(1, files[0].writes + 1):
         with pytest.raises(KeyboardInterrupt):
-            SafeCheckpointIO().save_checkpoint(checkpoint | {"epoch": 2}, tmp_path / "last.ckpt")
-    assert SafeCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")["epoch"] == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+            save_at(epoch=2, interrupted=number)
+    assert SafeCheckpointIO().load_checkpoint(path)["epoch"] == 1
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_checkpoints_do_not_unpickle_code(tmp_path):
