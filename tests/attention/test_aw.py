@@ -11,6 +11,7 @@ import foveal
 from foveal.attention import AWConv2d, KernelAttention
 from foveal.attention.aw import expand
 from foveal.errors import UserError
+from foveal.kernels.aw.forms import form_for
 from foveal.kernels.aw.plain import conv_per_sample, differentiable_twice
 
 CONVS = {
@@ -296,11 +297,12 @@ def test_the_layout_stays(path, layout):
 )
 def test_the_form_follows_the_shape(options, shape, path):
     layer, x = make(kernel_size=3, padding=1, **options), torch.zeros(shape)
-    assert layer.attention._path(x, layer, layer.weight) == path
+    rest = layer, layer.weight, layer.attention.constant_in
+    assert form_for("auto", x, *rest) == path
     last = x.to(memory_format=torch.channels_last)
-    assert layer.attention._path(last, layer, layer.weight) == ("products" if path == "products" else "loop")
+    assert form_for("auto", last, *rest) == ("products" if path == "products" else "loop")
     with differentiable_twice():
-        assert layer.attention._path(x, layer, layer.weight) == "grouped"
+        assert form_for("auto", x, *rest) == "grouped"
 
 
 def test_products_are_for_one_group():

@@ -12,9 +12,7 @@ published parameter counts require.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import cache
 from typing import Any, Literal, Self
 
 import torch
@@ -34,7 +32,8 @@ from foveal.kernels.aw.branch import (
     multiplier_of,
 )
 from foveal.kernels.aw.compiled import compiled_multiplier, compiled_site
-from foveal.kernels.aw.fused import fusable, fused_conv
+from foveal.kernels.aw.forms import PATHS, Path, form_for, scales_output
+from foveal.kernels.aw.fused import fused_conv
 from foveal.kernels.aw.loop import conv_one_by_one
 from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sample, first_order_suffices
 from foveal.kernels.aw.pointwise import pointwise_conv
@@ -42,10 +41,6 @@ from foveal.kernels.aw.pool import average_pool
 from foveal.kernels.aw.site import Convolution, attended_conv
 from foveal.kernels.support import fused_available
 
-Path = Literal["auto", "loop", "grouped", "taps", "products", "fused"]
-PATHS = ("auto", "loop", "grouped", "taps", "products", "fused")
-MOST_KERNEL_ELEMENTS = 2**28  # in all kernels of a batch, for the form with one kernel a sample
-LEAST_WORK = 2**23  # multiplications in a sample's convolution, for a loop over samples on a CPU
 MODES = ("kernel", "channel", "local", "output")
 
 
@@ -258,12 +253,12 @@ class KernelAttention(Kernel):
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         images = images.to(dtype)
-        path = self._path(images, conv, weight)
+        path = form_for(self.path, images, conv, weight, self.constant_in)
         fused = path == "fused" and conv.padding != "same"  # the branch reads what is convolved
         out: Tensor | None = None
         if torch.compiler.is_compiling():
             out = self._compiled(images, conv, weight, padding) if fused else None
-        elif fused or self._is_pointwise(path, conv, images):
+        elif fused or scales_output(self.path, path, images, conv):
             branch = self._branch(images, dtype)
             if branch is not None:
                 form = attended_conv if fused else pointwise_conv
@@ -276,11 +271,6 @@ class KernelAttention(Kernel):
         # The other forms return a layout of their own; a model keeps its own, as after a plain convolution.
         last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
         return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
-
-    def _is_pointwise(self, path: Path, conv: nn.Conv2d, x: Tensor) -> bool:
-        """Whether the kernel is 1×1 and the form is free: on a channels-last map, its output may be scaled."""
-        free = path == "taps" and self.path != "taps" and conv.kernel_size == (1, 1) and first_order_suffices()
-        return free and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
     def _compiled(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, padding: tuple[int, ...]) -> Tensor | None:
         """Branch and convolution as one operator of a compiled graph; None if the compiler must see the modules."""
@@ -318,46 +308,6 @@ class KernelAttention(Kernel):
         if path == "products":
             return conv_by_products(x, weight, scale, bias, **options)
         return fused_conv(x, weight, scale, bias, conv.stride, padding, conv.dilation, conv.groups)
-
-    def _path(self, x: Tensor, conv: nn.Conv2d, weight: Tensor) -> Path:
-        """The form for this input: ``path``, or with ``auto`` the fastest one for the shape."""
-        if self.path in ("taps", "products", "fused") and not self.constant_in:
-            raise UserError(
-                f"path={self.path!r} needs attention that is constant along input channels (leave share_in out)"
-            )
-        if self.path == "products" and conv.groups > 1:
-            raise UserError(f"path='products' is for one group; this convolution has {conv.groups}")
-        if self.path not in ("auto", "fused"):
-            return self.path
-        if exporting() or x.shape[0] == 0:  # taps keep the batch size dynamic
-            return "taps" if self.constant_in else "grouped"
-        first_order, on_cpu = first_order_suffices(), x.device.type == "cpu" and not torch.compiler.is_compiling()
-        positions = x.shape[2] * x.shape[3] // (conv.stride[0] * conv.stride[1])
-        if self.constant_in:
-            if first_order and fusable(x, weight, conv.stride, conv.dilation, conv.groups):
-                return "fused"
-            if self.path == "fused" and first_order:
-                warn_not_fused()
-            if conv.kernel_size == (1, 1):
-                return "taps"
-            # Where a map has fewer positions than channels, building kernels takes longer than scaling their products.
-            several = x.shape[0] > 1 or not on_cpu
-            if first_order and several and conv.groups == 1 and positions <= conv.in_channels:
-                return "products"
-        # Channels last, a convolution of many groups is slow on a CPU; a loop pays if samples take longer than Python.
-        if first_order and on_cpu and (not x.is_contiguous() or positions * weight.numel() >= LEAST_WORK):
-            return "loop"
-        return "taps" if self.constant_in and len(x) * weight.numel() > MOST_KERNEL_ELEMENTS else "grouped"
-
-
-@cache
-def warn_not_fused() -> None:
-    """Warn once that the fused form is not available and a plain one is used."""
-    warnings.warn(
-        "path='fused' needs an NVIDIA GPU, Triton and channels in multiples of 8; elsewhere "
-        "plain PyTorch is used, with the same result",
-        stacklevel=2,
-    )
 
 
 def _same_padding(conv: nn.Conv2d) -> list[int]:
