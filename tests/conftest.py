@@ -1,5 +1,9 @@
 """Settings of the whole test run."""
 
+import contextlib
+import dataclasses
+import functools
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -10,8 +14,36 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "tasks"))  # helpers shared by tests of runs, also in child processes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def quick_interpreter():
+    """Triton's interpreter without what takes two thirds of its time and changes no result, where Triton has that."""
+    from triton.runtime import interpreter
+
+    # Compiled kernels check whole numbers for overflow only when they are debugged.
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+
+    # Namespaces are searched for built-in functions whenever a kernel calls a function; once is enough.
+    is_builtin, patch = interpreter.tl.core.is_builtin, interpreter._patch_attr
+
+    @functools.cache
+    def builtins(namespace):
+        return [name for name, member in inspect.getmembers(namespace) if is_builtin(member)]
+
+    def patch_builtins(namespace, *rest):
+        for name in builtins(namespace):
+            if is_builtin(member := getattr(namespace, name)):
+                patch(namespace, name, member, *rest)
+
+    if hasattr(interpreter, "_patch_builtin"):
+        interpreter._patch_builtin = patch_builtins
+
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported: its kernels then run on the CPU
+    with contextlib.suppress(ImportError, AttributeError):
+        quick_interpreter()
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tests run side by side; tiny tensors gain nothing from threads
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # nor do small graphs from a pool of processes that import PyTorch
