@@ -17,6 +17,7 @@ from foveal.errors import UserError
 from foveal.measure import BoxAP
 from foveal.measure.box_ap import AP50, AP75, SIZES
 from foveal.models.build import build_model
+from foveal.models.detector import exact_boxes
 from foveal.recipe import Recipe
 from foveal.tasks import attended
 from foveal.tasks.base import SAMPLES, Task
@@ -68,7 +69,7 @@ class Detect(Task):
         if model is None:
             model = build_model(recipe.model, {"num_classes": classes + 1}, root=getattr(source, "root", None))
             try_detector(model, recipe.model["name"])
-        super().__init__(recipe, source, model, BoxAP.info, lambda: BoxAP(classes))
+        super().__init__(recipe, source, exact_boxes(model), BoxAP.info, lambda: BoxAP(classes))
         self.kept: list[Sample] = []
         self.attended: list[attended.Attended] = []  # by regions of the kept images
         measure = recipe.measure
