@@ -129,11 +129,13 @@ class Detect(Task):
         if left <= 0:
             return
         assert self.relations is not None
-        world, size = self.trainer.world_size, self.recipe.train.eval_batch
+        # No larger than in training: so many images there are.
+        world, size = self.trainer.world_size, min(self.recipe.train.batch, self.recipe.train.eval_batch)
         place: dict[str, Any] = {"rank": self.global_rank, "world": world, "device": self.device}
         for batch in itertools.islice(self.source.loader("train", size, **place), -(-left // (size * world))):
             batch = self.trainer.strategy.batch_to_device(batch)
-            _, record = self._detect_and_watch(batch)
+            with self.trainer.precision_plugin.forward_context():  # as Lightning does around a test step
+                _, record = self._detect_and_watch(batch)
             self.relations.update_training(record, batch["target"], sizes_of(batch))
 
     def _detect_and_watch(self, batch: Mapping[str, Any]) -> tuple[list[dict[str, Tensor]], AttentionRecord | None]:
