@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.ops import MultiScaleRoIAlign
 
@@ -141,6 +143,7 @@ class Detector(FasterRCNN):
             box_predictor=FastRCNNPredictor(hidden, num_classes),
         )
         self.add_module("transform", Resize(sizes, max_size, list(image_mean), list(image_std)))
+        exact_boxes(self)
         self.name = backbone
         if checkpoint is not None:
             self.load(checkpoint)
@@ -194,6 +197,41 @@ class Resize(GeneralizedRCNNTransform):
             left, top, right, bottom = target["boxes"].unbind(1)
             target["boxes"] = torch.stack([left * across, top * down, right * across, bottom * down], 1)
         return image, target
+
+
+class Anchors(AnchorGenerator):
+    """torchvision's anchors, in float32 under autocast."""
+
+    def set_cell_anchors(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Ignore the type of the maps under autocast."""
+        super().set_cell_anchors(torch.float32 if torch.is_autocast_enabled(device.type) else dtype, device)
+
+
+def exact_boxes(model: nn.Module) -> nn.Module:
+    """Make an R-CNN detector of torchvision compute boxes and scores in float32 under autocast, in place.
+
+    torchvision rounds anchors, proposals, true boxes and detections to the type of the maps. bfloat16 has 8 bits: it is
+    one pixel coarse from 128 pixels on, and four from 512 on; and scores above 0.996 are all 1.
+    """
+    for module in model.modules():
+        if isinstance(module, RegionProposalNetwork):
+            if type(anchors := module.anchor_generator) is AnchorGenerator:
+                module.anchor_generator = Anchors(anchors.sizes, anchors.aspect_ratios)
+            last = module.head
+        elif isinstance(module, RoIHeads):
+            last = module.box_predictor
+        else:
+            continue
+        if _widened not in last._forward_hooks.values():
+            last.register_forward_hook(_widened)
+    return model
+
+
+def _widened(module: nn.Module, inputs: Any, output: Any) -> Any:
+    """The output in float32 under autocast: a tensor, or a list or tuple of outputs."""
+    if isinstance(output, Tensor):
+        return output.float() if torch.is_autocast_enabled(output.device.type) else output
+    return type(output)(_widened(module, inputs, part) for part in output)
 
 
 def _same_shape(weights: Mapping[str, Any], name: str, value: Any) -> bool:

@@ -28,6 +28,7 @@ from foveal.attention.insertion.attached import attached_modules, plain_forward
 from foveal.attention.regions import FocusedRegions, head_channels
 from foveal.errors import UserError
 from foveal.models.build import build_model
+from foveal.models.detector import exact_boxes
 from foveal.models.registry import register
 
 Regions = Literal["none", "features", "focused"]
@@ -76,7 +77,7 @@ class SceneNet(nn.Module):
                 f"channels={channels}, proposals={proposals}, hidden={hidden}: expected at least 1, 1 and 0"
             )
         whole = build_model(detector, {}) if isinstance(detector, Mapping) else detector
-        self.detector, self.detector_from = check_detector(whole), dict[str, Any]()
+        self.detector, self.detector_from = exact_boxes(check_detector(whole)), dict[str, Any]()
         self.regions, self.pool, self.proposals, self.train_head = regions, pool, proposals, train_head
         if regions == "focused" and self._focused() is None:
             raise UserError(

@@ -26,6 +26,7 @@ from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
 from foveal.tasks.detect.samples import Sample, packed, unpacked
 from foveal.tasks.prediction import predict
+from foveal.tasks.relations import RelationMetrics
 from foveal.tasks.train import _build_source, build_source
 
 TINY = """
@@ -300,6 +301,22 @@ def test_the_center_mass_of_training_images(focused):
         sizes = [image.shape[-2:] for image in batch["image"]]
         metric.update(record, region_pairs(record, batch["target"], sizes, pairs))
     assert focused.result["metrics"]["center_mass_train"] == pytest.approx(float(metric.compute()), rel=1e-4)
+
+
+def test_training_images_are_looked_at_as_test_images_are(focused, tmp_path, monkeypatch):
+    """In the same precision, and also if they are fewer than a batch of the test."""
+    copytree(focused.out, tmp_path / "run")
+    recipe = tmp_path / "run" / "recipe.yaml"
+    text = recipe.read_text().replace("eval_batch: 6", "eval_batch: 60").replace("precision: '32'", "precision: bf16")
+    recipe.write_text(text)
+    seen = {}
+    for name in ("update", "update_training"):
+        before = getattr(RelationMetrics, name)
+        monkeypatch.setattr(
+            RelationMetrics, name, lambda *args, f=before, n=name: (seen.update({n: args[1].noted.q.dtype}), f(*args))
+        )
+    assert evaluate(tmp_path / "run")["notes"]["center_mass_train"].endswith("of 16 images")
+    assert seen == {"update": torch.bfloat16, "update_training": torch.bfloat16}
 
 
 def test_no_object_one_object_and_two(focused):

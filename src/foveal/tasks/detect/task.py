@@ -17,6 +17,7 @@ from foveal.errors import UserError
 from foveal.measure import BoxAP
 from foveal.measure.box_ap import AP50, AP75, SIZES
 from foveal.models.build import build_model
+from foveal.models.detector import exact_boxes
 from foveal.recipe import Recipe
 from foveal.tasks import attended
 from foveal.tasks.base import SAMPLES, Task
@@ -68,7 +69,7 @@ class Detect(Task):
         if model is None:
             model = build_model(recipe.model, {"num_classes": classes + 1}, root=getattr(source, "root", None))
             try_detector(model, recipe.model["name"])
-        super().__init__(recipe, source, model, BoxAP.info, lambda: BoxAP(classes))
+        super().__init__(recipe, source, exact_boxes(model), BoxAP.info, lambda: BoxAP(classes))
         self.kept: list[Sample] = []
         self.attended: list[attended.Attended] = []  # by regions of the kept images
         measure = recipe.measure
@@ -128,11 +129,13 @@ class Detect(Task):
         if left <= 0:
             return
         assert self.relations is not None
-        world, size = self.trainer.world_size, self.recipe.train.eval_batch
+        # No larger than in training: so many images there are.
+        world, size = self.trainer.world_size, min(self.recipe.train.batch, self.recipe.train.eval_batch)
         place: dict[str, Any] = {"rank": self.global_rank, "world": world, "device": self.device}
         for batch in itertools.islice(self.source.loader("train", size, **place), -(-left // (size * world))):
             batch = self.trainer.strategy.batch_to_device(batch)
-            _, record = self._detect_and_watch(batch)
+            with self.trainer.precision_plugin.forward_context():  # as Lightning does around a test step
+                _, record = self._detect_and_watch(batch)
             self.relations.update_training(record, batch["target"], sizes_of(batch))
 
     def _detect_and_watch(self, batch: Mapping[str, Any]) -> tuple[list[dict[str, Tensor]], AttentionRecord | None]:
