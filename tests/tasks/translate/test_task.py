@@ -172,6 +172,20 @@ def test_a_file(run, tmp_path, monkeypatch):
         predict(run[0], tmp_path / "photo.png")
 
 
+def test_long_lines_of_a_file_are_not_searched_all_at_the_same_time(run, tmp_path, monkeypatch):
+    sizes = []
+
+    def search(model, source, **options):
+        sizes.append(source.shape)
+        return source
+
+    monkeypatch.setattr("foveal.tasks.translate.prediction.beam_search", search)
+    (tmp_path / "long.txt").write_text("cat\n" + ("dog " * 400 + "\n") * 20)
+    predict(run[0], tmp_path / "long.txt")
+    assert sum(rows for rows, _ in sizes) == 21
+    assert max(rows * length for rows, length in sizes) <= 2048
+
+
 def test_the_command_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["predict", str(run[0]), "small cat", "--beams", "3"])
