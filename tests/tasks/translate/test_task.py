@@ -165,6 +165,12 @@ def test_a_file(run, tmp_path, monkeypatch):
     ]
     (tmp_path / "news.gz").write_bytes(gzip.compress(b"cat\n"))
     assert predict(run[0], tmp_path / "news.gz").text == "Katze\n"
+    assert predict(run[0], tmp_path / "news.gz").lines == {"1111": ["1 line; the first translation: Katze"]}
+    (tmp_path / "blank.txt").write_text("\n\n")
+    assert predict(run[0], tmp_path / "blank.txt").lines == {"1111": ["2 lines, without a word"]}
+    (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
+    with pytest.raises(UserError, match="save it as UTF-8"):
+        predict(run[0], tmp_path / "latin.txt")
     (tmp_path / "empty.txt").write_text("")
     assert predict(run[0], tmp_path / "empty.txt").text == ""
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\x00\xff")

@@ -96,10 +96,11 @@ def _file(translator: Translator, file: Path, longest: int) -> Prediction:
     for block in np.split(by_length, cuts(np.array([len(rows[n]) + 1 for n in by_length]), TOKENS)):
         for n, text in zip(block, translator.texts([sentences[n] for n in block]), strict=True):
             translations[n] = text
-    first = next((text for text in translations if text), "")
-    count = f"{len(sentences):,} lines; the first translation: {first}" if sentences else "The file is empty."
+    first = next((text for text in translations if text), None)
+    count = f"{len(sentences):,} line{'' if len(sentences) == 1 else 's'}"
+    count += ", without a word" if first is None else f"; the first translation: {first}"
     return Prediction(
-        lines={translator.title: [count]},
+        lines={translator.title: [count if sentences else "The file is empty."]},
         text="".join(f"{text}\n" for text in translations),
         remark=_file_remark(rows, longest),
         stem=f"{file.name.removesuffix('.gz').rpartition('.')[0] or file.name}-translated",
