@@ -163,9 +163,9 @@ def test_a_file(run, tmp_path, monkeypatch):
         ("with", "1"),
         ("longer", "1"),
     ]
-    (tmp_path / "news.gz").write_bytes(gzip.compress(b"cat\n"))
-    assert predict(run[0], tmp_path / "news.gz").text == "Katze\n"
-    assert predict(run[0], tmp_path / "news.gz").lines == {"1111": ["1 line; the first translation: Katze"]}
+    (tmp_path / "news.gz").write_bytes(gzip.compress(b"red cat\n"))
+    assert predict(run[0], tmp_path / "news.gz").text == "Katze rot\n"
+    assert predict(run[0], tmp_path / "news.gz").lines == {"1111": ["1 line; the first translation: Katze rot"]}
     (tmp_path / "blank.txt").write_text("\n\n")
     assert predict(run[0], tmp_path / "blank.txt").lines == {"1111": ["2 lines, without a word"]}
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
