@@ -58,6 +58,15 @@ def test_processes_share_the_batches():
     assert sorted(itertools.chain(*tests)) == list(range(11))
 
 
+@pytest.mark.parametrize("shuffle", [None, 0])
+def test_no_process_is_left_without_a_batch(shuffle):
+    parts = [list(batches([3] * 9, [3] * 9, 100, shuffle=shuffle, rank=rank, world=4)) for rank in range(4)]
+    assert [len(part) for part in parts] == [1] * 4
+    assert sorted(n for (batch,) in parts for n in batch["index"].tolist()) == list(range(9))
+    with pytest.raises(DataError, match="2 pairs of sentences are too few for 4 processes"):
+        batches([3, 3], [3, 3], 100, shuffle=shuffle, world=4)
+
+
 def test_long_sentences_are_left_out_of_training_only():
     def seen(**options):
         return sorted(n for b in batches([2, 9, 3], [2, 2, 3], 100, longest=5, **options) for n in b["index"].tolist())

@@ -163,13 +163,33 @@ def test_a_file(run, tmp_path, monkeypatch):
         ("with", "1"),
         ("longer", "1"),
     ]
-    (tmp_path / "news.gz").write_bytes(gzip.compress(b"cat\n"))
-    assert predict(run[0], tmp_path / "news.gz").text == "Katze\n"
+    (tmp_path / "news.gz").write_bytes(gzip.compress(b"red cat\n"))
+    assert predict(run[0], tmp_path / "news.gz").text == "Katze rot\n"
+    assert predict(run[0], tmp_path / "news.gz").lines == {"1111": ["1 line; the first translation: Katze rot"]}
+    (tmp_path / "blank.txt").write_text("\n\n")
+    assert predict(run[0], tmp_path / "blank.txt").lines == {"1111": ["2 lines, without a word"]}
+    (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
+    with pytest.raises(UserError, match="save it as UTF-8"):
+        predict(run[0], tmp_path / "latin.txt")
     (tmp_path / "empty.txt").write_text("")
     assert predict(run[0], tmp_path / "empty.txt").text == ""
     (tmp_path / "photo.png").write_bytes(b"\x89PNG\x00\xff")
     with pytest.raises(UserError, match=r"photo\.png"):
         predict(run[0], tmp_path / "photo.png")
+
+
+def test_long_lines_of_a_file_are_not_searched_all_at_the_same_time(run, tmp_path, monkeypatch):
+    sizes = []
+
+    def search(model, source, **options):
+        sizes.append(source.shape)
+        return source
+
+    monkeypatch.setattr("foveal.tasks.translate.prediction.beam_search", search)
+    (tmp_path / "long.txt").write_text("cat\n" + ("dog " * 400 + "\n") * 20)
+    predict(run[0], tmp_path / "long.txt")
+    assert sum(rows for rows, _ in sizes) == 21
+    assert max(rows * length for rows, length in sizes) <= 2048
 
 
 def test_the_command_line(run, tmp_path, monkeypatch):

@@ -73,9 +73,8 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[str]:
                 yield line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         plain = encoding.removesuffix("-sig")
-        raise DataError(f"{file}, after line {number}: not valid {plain}; set data.encoding to that of the file") from (
-            error
-        )
+        advice = "save it as UTF-8, or set data.encoding to that of the file"
+        raise DataError(f"{file}, after line {number}: not valid {plain}; {advice}") from error
     except FileNotFoundError as error:
         raise DataError(f"{file} is missing") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

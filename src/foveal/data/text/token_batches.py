@@ -52,7 +52,7 @@ class TokenBatches:
             batch by itself.
         shuffle: seed of this epoch; None for all pairs in order of their length.
         rank, world: this process and the number of processes; process r takes every world-th batch. In training all
-            have the same number of them.
+            have the same number of them. Batches are smaller where there would be fewer of them than processes.
         longest: pairs with a longer side are left out of training.
         device: where batches are put together; the sentences are copied there once, see ``held``.
         held: keeps the copies.
@@ -86,10 +86,14 @@ class TokenBatches:
             order = order[lengths.max(0)[order] <= longest + 1]
         if not len(order):
             raise DataError("no pair of sentences is left; use a larger data.longest, or add some")
+        if len(order) < world:
+            raise DataError(f"{len(order)} pairs of sentences are too few for {world} processes; add some")
         batches = np.split(order, cuts(lengths.max(0)[order], tokens))
+        if len(batches) < world:
+            batches = np.array_split(order, world)
         if shuffle is not None:
             batches = [batches[i] for i in random.permutation(len(batches))]
-            batches = batches[: max(world, len(batches) // world * world)]
+            batches = batches[: len(batches) // world * world]
         self.batches = batches[rank::world]
 
     def __len__(self) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foveal.data.text.parallel_lines import lines
 from foveal.data.text.subwords import END, PAD, UNKNOWN, Subwords
+from foveal.data.text.token_batches import cuts
 from foveal.errors import UserError
 from foveal.models.beam_search import beam_search
 from foveal.models.transformer import Transformer
@@ -19,7 +21,7 @@ from foveal.tasks.prediction import Prediction, Trained, text_file
 from foveal.tasks.translate.looking import families, look
 from foveal.typed import check_least
 
-TOGETHER = 64  # sentences of a file that are translated at the same time
+TOKENS = 2048  # of a file that are translated at the same time, with padding
 NO_WORD = "There is no word in this text."
 
 
@@ -88,24 +90,21 @@ def _file(translator: Translator, file: Path, longest: int) -> Prediction:
     sentences = list(lines(file))
     if any("\0" in sentence for sentence in sentences):
         raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
-    by_length = sorted(range(len(sentences)), key=lambda n: len(sentences[n]))
+    rows = translator.subwords.encode(sentences)
+    by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     translations = [""] * len(sentences)
-    for block in _blocks(by_length):
+    for block in np.split(by_length, cuts(np.array([len(rows[n]) + 1 for n in by_length]), TOKENS)):
         for n, text in zip(block, translator.texts([sentences[n] for n in block]), strict=True):
             translations[n] = text
-    first = next((text for text in translations if text), "")
-    count = f"{len(sentences):,} lines; the first translation: {first}" if sentences else "The file is empty."
+    first = next((text for text in translations if text), None)
+    count = f"{len(sentences):,} line{'' if len(sentences) == 1 else 's'}"
+    count += ", without a word" if first is None else f"; the first translation: {first}"
     return Prediction(
-        lines={translator.title: [count]},
+        lines={translator.title: [count if sentences else "The file is empty."]},
         text="".join(f"{text}\n" for text in translations),
-        remark=_file_remark(translator.subwords.encode(sentences), longest),
+        remark=_file_remark(rows, longest),
         stem=f"{file.name.removesuffix('.gz').rpartition('.')[0] or file.name}-translated",
     )
-
-
-def _blocks(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-    for begin in range(0, len(numbers), TOGETHER):
-        yield numbers[begin : begin + TOGETHER]
 
 
 def _picture(translator: Translator, source: Tensor, translation: Tensor) -> Image.Image | None:
