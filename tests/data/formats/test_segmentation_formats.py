@@ -128,6 +128,16 @@ def test_polygons(tmp_path):
         draw_polygons(tmp_path / "c.json", (8, 4))
 
 
+def test_polygons_at_a_smaller_size_are_the_official_mask_made_smaller(tmp_path):
+    """Pillow draws the border of a polygon too: at the size of the image a pole of one pixel would be two wide."""
+    pole, road = square(100, 100, 103, 899), [[0, 1023], [700, 400], [1300, 400], [2047, 1023]]
+    path = scene(tmp_path / "a.json", ("sky", square(0, 0, 2047, 1023)), ("road", road), ("pole", pole))
+    whole = draw_polygons(path, (2048, 1024))
+    small = draw_polygons(path, (512, 256))
+    assert (small[:, :64] == 5).sum(1).max() == 1
+    np.testing.assert_array_equal(small, whole[2::4, 2::4])
+
+
 def test_polygons_where_there_are_no_ids(cityscapes):
     folder = cityscapes / "cityscapes/gtFine/val/ulm"
     scene(folder / "ulm_000000_000019_gtFine_polygons.json", ("sky", square(0, 0, 2047, 1023)))

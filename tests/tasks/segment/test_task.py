@@ -24,7 +24,7 @@ from foveal.runs import RunFolder
 from foveal.see import report
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
-from foveal.tasks.segment.costs import mflops
+from foveal.tasks.segment.costs import PeakMemory, mflops
 from foveal.tasks.segment.task import Segment, on_one_canvas, pixel_loss
 from foveal.tasks.train import _build_source, build_source
 
@@ -176,6 +176,22 @@ def test_cudnn_searches_for_training_crops_only(run, tmp_path, monkeypatch):
         monkeypatch.setattr(Segment, name, spy)
     Run(tmp_path)
     assert set(seen) == {("training_step", True), ("validation_step", False), ("test_step", False)}
+
+
+def test_memory_is_that_of_the_training_steps_of_this_run(tmp_path, monkeypatch):
+    """Neither of an earlier run in the same process, nor of validation with its larger batches."""
+    allocated = [999]  # by an earlier run
+    for name, needed in (("training_step", 10), ("validation_step", 50), ("test_step", 70)):
+        step = getattr(Segment, name)
+
+        def spy(self, *arguments, step=step, needed=needed):
+            allocated.append(needed)
+            return step(self, *arguments)
+
+        monkeypatch.setattr(Segment, name, spy)
+    monkeypatch.setattr(PeakMemory, "_reset", lambda self, device: allocated.clear())
+    monkeypatch.setattr(PeakMemory, "_read", lambda self, device: max(allocated, default=0) * 2**20)
+    assert Run(tmp_path).result["metrics"]["peak_memory"] == 10
 
 
 def test_arithmetic_of_convolutions():

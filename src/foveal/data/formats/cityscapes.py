@@ -2,9 +2,9 @@
 
 Cordts et al., "The Cityscapes dataset for semantic urban scene understanding" (https://arxiv.org/abs/1604.01685). Of
 the 34 ids of the masks 19 are trained and tested; all others do not count. Labels of the test images are not published,
-so the validation images serve for testing. Where ``labelIds.png`` is missing, ``NAME_gtFine_polygons.json`` is drawn at
-the size of the image, in the order of the file, as the official scripts draw it; so images that were made smaller need
-no masks of their own.
+so the validation images serve for testing. Where ``labelIds.png`` is missing, ``NAME_gtFine_polygons.json`` is drawn in
+the order of the file, as the official scripts draw it, and brought to the size of the image at the nearest pixels; so
+images that were made smaller need no masks of their own.
 """
 
 from __future__ import annotations
@@ -63,12 +63,15 @@ def read_mask(path: Path, size: tuple[int, int]) -> Classes:
 
 
 def draw_polygons(path: Path, size: tuple[int, int]) -> Classes:
-    """The polygons of a file as classes; later ones cover earlier ones."""
-    mask = Image.new("L", size, IGNORED)
-    draw = ImageDraw.Draw(mask)
+    """The polygons of a file as classes at ``size`` (width, height); later ones cover earlier ones.
+
+    They are drawn at the size of their own coordinates: Pillow draws borders too, which would make things wider in a
+    smaller mask.
+    """
     try:
         scene = json.loads(path.read_text(encoding="utf-8"))
-        across, down = size[0] / scene["imgWidth"], size[1] / scene["imgHeight"]
+        mask = Image.new("L", (scene["imgWidth"], scene["imgHeight"]), IGNORED)
+        draw = ImageDraw.Draw(mask)
         for thing in scene["objects"]:
             name = thing["label"]
             label = LABELS.get(name, LABELS.get(name.removesuffix("group")))  # persongroup counts as person
@@ -76,12 +79,12 @@ def draw_polygons(path: Path, size: tuple[int, int]) -> Classes:
                 continue
             if label is None:
                 raise DataError(f"{path} has a polygon of {name!r}, which is no class of Cityscapes; correct the file")
-            draw.polygon([(x * across, y * down) for x, y in thing["polygon"]], fill=label)
-    except (OSError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+            draw.polygon([(x, y) for x, y in thing["polygon"]], fill=label)
+        return np.array(mask.resize(size, Image.Resampling.NEAREST))
+    except (OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{path} cannot be read as polygons of Cityscapes ({error!r}); get it again") from error
-    return np.array(mask)
 
 
 def read_cityscapes(folder: Path) -> SegmentSet:

@@ -40,6 +40,7 @@ from foveal.errors import UserError, unknown
 __all__ = ["MaskedFiles", "SegmentData", "SegmentFormat", "SegmentOptions", "SegmentSet", "register_segments"]
 
 MOST_HELD = 4 * 2**30  # bytes
+VERSION = 2  # of what is cached: changes when files are read in another way
 
 
 def register_segments(form: SegmentFormat, summary: str) -> Entry:
@@ -138,7 +139,7 @@ class SegmentData:
             return files
         state = files_state((*files.images, *files.masks))
         classes = {"classes": self.answers, "colours": self.colours}
-        key: dict[str, object] = {"files": state, "short": self.options.short, **classes}
+        key: dict[str, object] = {"files": state, "short": self.options.short, "version": VERSION, **classes}
 
         def make() -> dict[str, Tensor]:
             batches = Batches(

@@ -21,8 +21,40 @@ MFLOPS = register_metric(
     )
 )
 PEAK_MEMORY = register_metric(
-    MetricInfo("peak_memory", "Memory", unit="MiB", better="lower", about="Memory is the peak of the GPU in training.")
+    MetricInfo(
+        "peak_memory",
+        "Memory",
+        unit="MiB",
+        better="lower",
+        about="Memory is the peak of the GPU in training steps, with the images that it holds.",
+    )
 )
+
+
+class PeakMemory:
+    """The greatest memory of a GPU between ``start`` and ``stop``, which may follow each other many times.
+
+    Attributes:
+        bytes: of it; 0 without a GPU.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def start(self, device: torch.device) -> None:
+        """Measure from here on."""
+        self._reset(device)
+
+    def stop(self, device: torch.device) -> None:
+        """Measure up to here."""
+        self.bytes = max(self.bytes, self._read(device))
+
+    def _reset(self, device: torch.device) -> None:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def _read(self, device: torch.device) -> int:
+        return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
 
 
 def mflops(model: nn.Module, crop: tuple[int, int]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
@@ -21,7 +22,7 @@ from foveal.tasks.base import SAMPLES, Batch, Task
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
-from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY, mflops
+from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY, PeakMemory, mflops
 from foveal.tasks.segment.inference import logits_of, segment
 from foveal.tasks.segment.options import SegmentLoss, SegmentMeasure
 
@@ -74,7 +75,7 @@ class Segment(Task):
             self.register_buffer(name, torch.tensor(getattr(source, name)), persistent=False)
         self.confusion = PixelConfusion(classes)
         self.kept: list[Batch] = []
-        self._crop, self._peak = source.crop, 0  # bytes of memory
+        self._crop, self._memory = source.crop, PeakMemory()
 
     @classmethod
     def complete(cls, recipe: Recipe) -> Recipe:
@@ -114,19 +115,25 @@ class Segment(Task):
         self.val_loss.update(self._loss(logits, batch["label"]), len(logits))
         self.val_score.update(logits.argmax(1), batch["label"])
 
+    def on_train_start(self) -> None:
+        """Measure memory without that of an earlier run in this process."""
+        gc.collect()
+        self._memory.start(self.device)
+
     def on_train_end(self) -> None:
-        """Remember how much memory training took."""
-        if self.device.type == "cuda":
-            self._peak = torch.cuda.max_memory_allocated(self.device)
+        """Training is over."""
+        self._memory.stop(self.device)
 
     def on_validation_epoch_start(self) -> None:
         """Images come in many sizes, for each of which cuDNN would search its fastest kernels anew."""
+        self._memory.stop(self.device)
         self._searched, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
 
     def on_validation_epoch_end(self) -> None:
         """Log the score; training crops are all of one size."""
         torch.backends.cudnn.benchmark = self._searched
         super().on_validation_epoch_end()
+        self._memory.start(self.device)
 
     def on_test_epoch_start(self) -> None:
         """As in validation."""
@@ -157,8 +164,8 @@ class Segment(Task):
         results.add(self.score, self.test_score.compute(), ious)
         results.add(PIXEL_ACCURACY, pixel_accuracy(matrix))
         results.add(MFLOPS, mflops(self.model, self._crop))
-        if self._peak:
-            results.add(PEAK_MEMORY, self._peak / 2**20)
+        if self._memory.bytes:
+            results.add(PEAK_MEMORY, self._memory.bytes / 2**20)
         return results
 
     @classmethod
