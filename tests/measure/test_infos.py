@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 
 import pytest
 from torchmetrics import Metric
@@ -27,3 +29,10 @@ def test_a_metric_describes_itself(metric):
     assert info.title
     assert info.about.endswith(".")
     assert {"higher": True, "lower": False, None: None}[info.better] == metric.higher_is_better
+
+
+def test_costs_are_known_without_their_task():
+    """A results file has the keys alone; pages and tables are made of it without any task."""
+    code = "from foveal.metric_info import metric_info as i; print(i('mflops').heading, i('peak_memory').heading)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "Arithmetic, MFLOP Memory, MiB"

@@ -80,7 +80,8 @@ def sampling(
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
         points: (..., 2), x and y in pixels of the image, (0, 0) being the centre of the first one. A record holds
-            pixels of the convolution's input: multiply them by the ratio of the sizes.
+            pixels p of the convolution's input: with r the ratio of the sizes, (p + 0.5) · r − 0.5 are those of the
+            image.
         at: (x, y) of the position that samples them, which is marked; None for no mark.
         modulation: (...), not negative: the radius of a point grows with its share of the greatest.
 

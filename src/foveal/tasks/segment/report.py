@@ -10,6 +10,7 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
+from foveal.measure.costs import MFLOPS, PEAK_MEMORY
 from foveal.measure.mean_iou import IGNORED
 from foveal.recipe.grids import conclusions
 from foveal.runs import Group
@@ -17,7 +18,6 @@ from foveal.runs.folder import Stored
 from foveal.see import Tradeoff, painted, pareto
 from foveal.see.page import Section, charts, colour_key, figure, figure_cards, picture
 from foveal.tasks.report import ReportWords
-from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY
 
 LIMIT = 6  # images
 MOST_MODELS = 8  # beside each other

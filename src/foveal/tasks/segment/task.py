@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from foveal.data import Source
 from foveal.errors import DataError, UserError
 from foveal.measure import MeanIoU
+from foveal.measure.costs import MFLOPS, PEAK_MEMORY
 from foveal.measure.mean_iou import IGNORED, PIXEL_ACCURACY, PixelConfusion, class_iou, pixel_accuracy
 from foveal.models.build import build_model
 from foveal.recipe import Recipe
@@ -22,7 +23,7 @@ from foveal.tasks.base import SAMPLES, Batch, Task
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.results import Results
-from foveal.tasks.segment.costs import MFLOPS, PEAK_MEMORY, PeakMemory, mflops
+from foveal.tasks.segment.costs import PeakMemory, mflops
 from foveal.tasks.segment.inference import logits_of, segment
 from foveal.tasks.segment.options import SegmentLoss, SegmentMeasure
 
