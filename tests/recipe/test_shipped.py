@@ -75,7 +75,7 @@ TABLES = {  # rows and columns
     "spatial/cityscapes-small": (11, 1),
     "spatial/detection": (6, 1),
     "spatial/detection-lite": (5, 1),
-    "spatial/rate": (4, 0),
+    "spatial/rate": (8, 0),
     "spatial/segmentation": (11, 1),
     "spatial/translation": (33, 1),
     "spatial/translation-lite": (8, 2),
