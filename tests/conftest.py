@@ -5,10 +5,12 @@ import dataclasses
 import functools
 import inspect
 import os
+import random
 import sys
 from pathlib import Path
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 
@@ -53,6 +55,23 @@ torch.set_num_threads(1)
 hypothesis.settings.register_profile("same", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("search", max_examples=1000, deadline=None)
 hypothesis.settings.load_profile("same")
+
+
+def seed():
+    """The same random numbers in every run, whatever ran in this process before."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    seed()  # of fixtures
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call():
+    seed()  # of the test, whose fixtures may have been made by an earlier one
 
 
 def pytest_addoption(parser):

@@ -170,6 +170,7 @@ def test_none_is_left_when_it_is_ended(tmp_path, number):
         job(f"{note}\n{all_run}\nready(part); os.kill(os.getppid(), {int(number)}); time.sleep(60)"),
     ]
     before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even if the shell that runs the tests ignores it
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else SystemExit):
         run(*jobs, most=2)
     pids = [int(path.name) for path in tmp_path.iterdir()]

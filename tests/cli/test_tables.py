@@ -132,6 +132,40 @@ def test_reproduce_and_compare(call, table):
     assert "did you mean 'accuracy'" in err
 
 
+def test_seeds_are_added_to_the_file_in_several_sittings(call, table):
+    words = ("reproduce", "widths.yaml", "--only", "narrow", "--csv", "rows.csv")
+    assert call(*words).status == 0
+    status, out, _ = call(*words, "--seeds", 2, "--missing", "--out", "another")
+    assert status == 0
+    assert out.startswith("widths.yaml: 2 runs, 0 finished before, 1 in rows.csv\n[1/1] widths.yaml/narrow seed 1: ")
+    rows = list(csv.DictReader((table / "rows.csv").open()))
+    assert {row["run_seeds"] for row in rows} == {"0 1"}
+    assert len({row["metric"] for row in rows}) == len(rows)
+    status, out, _ = call(*words, "--seeds", 2, "--missing", "--out", "a third")
+    assert (status, out) == (0, "widths.yaml: 2 runs, 0 finished before, 2 in rows.csv\n")
+    status, _, err = call("reproduce", "widths.yaml", "--missing")
+    assert status == 2
+    assert "name it with --csv" in err
+
+
+def test_rows_are_written_whenever_a_run_has_ended(call, table, monkeypatch):
+    """What is killed then has lost nothing."""
+    monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")
+    seen = []
+
+    def run_all(todo, *, after, **options):
+        for cell in todo:
+            write_run(cell.out, seed=cell.recipe.seed, kept=False)
+            after()
+            seen.append(len(list(csv.DictReader((table / "rows.csv").open()))))
+        return []
+
+    monkeypatch.setattr("foveal.reproduce.run_all", run_all)
+    assert call("reproduce", "widths.yaml", "--csv", "rows.csv").status == 0
+    assert seen[0] > 0
+    assert seen == [seen[0], 2 * seen[0]]
+
+
 def test_what_is_finished_of_a_table_is_shown_and_nothing_is_run(call, monkeypatch, tmp_path):
     cell = cells("hattnet/table1", 1, tmp_path)[3]
     cell.out.mkdir(parents=True)

@@ -77,6 +77,29 @@ def test_results_of_other_settings_do_not_pass_for_these(tmp_path):
         run_all([Cell(tiny_recipe(tmp_path, "train.epochs=2"), todo[0].out)], **IGNORE)
 
 
+@pytest.mark.slow
+def test_runs_are_stopped_after_some_time_and_go_on(tmp_path):
+    """A process that waits for work ends with those that have some."""
+    short = Cell(tiny_recipe(tmp_path, "train.epochs=1"), tmp_path / "short")
+    long = Cell(tiny_recipe(tmp_path, "train.epochs=100000"), tmp_path / "long")
+    ended = []
+    began = time.monotonic()
+    assert run_all([short, long], jobs=2, minutes=0.25, after=lambda: ended.append(short.done), **IGNORE) == []
+    assert time.monotonic() - began < 60
+    assert ended == [True]
+    assert not long.done
+    assert RunFolder(long.out).epochs()
+    with open(long.out / "metrics.jsonl") as journal:
+        first = journal.readline()
+    run_all([short, long], jobs=2, minutes=0.1, **IGNORE)
+    assert (long.out / "metrics.jsonl").read_text().startswith(first)
+
+
+def test_some_time(tmp_path):
+    with pytest.raises(UserError, match="--minutes 0"):
+        run_all(tiny_cells(tmp_path, 1), minutes=0, **IGNORE)
+
+
 def test_at_least_one_job(tmp_path):
     with pytest.raises(UserError, match="--jobs 0"):
         run_all(tiny_cells(tmp_path), jobs=0)

@@ -95,7 +95,7 @@ def test_what_today_differs_is_named():
 
 def test_the_mark_of_an_older_row_stays(tmp_path):
     path = tmp_path / "rows.csv"
-    path.write_text("table,recipe,metric,mean,older\nother,b,accuracy,0.4,rate changed\n")
+    path.write_text("table,recipe,metric,mean,values,older\nother,b,accuracy,0.4,0.4,rate changed\n")
     folder = write_run(tmp_path / "run", kept=False)
     write_csv(path, summarise([Cell(tiny_recipe(tmp_path), folder)]))
     assert "rate changed" in path.read_text()

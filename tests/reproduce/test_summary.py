@@ -1,35 +1,13 @@
 """Results of many runs as rows."""
 
-import csv
 import json
 
 import pytest
-from fake_runs import write_run
-from tiny import tiny_recipe
+from fake_cells import finished_cells, metrics
 
 from foveal.errors import RunError
-from foveal.recipe import Cell as Place
-from foveal.reproduce import Cell, spread, summarise, write_csv
+from foveal.reproduce import Cell, spread, summarise
 from foveal.reproduce.summary import scores
-
-DELAY = {"title": "Delay", "unit": "ms", "better": "lower", "about": ""}
-
-
-def finished_cells(folder, results, name="mine/a", place=(0, 0), published=None):
-    """Cells of one recipe whose runs have these metrics, one a seed."""
-    runs = []
-    for seed, changes in enumerate(results):
-        recipe = tiny_recipe(folder, f"seed={seed}")
-        recipe.name, recipe.cell = name, Place("t", "R", "C", place)
-        recipe.published = published or {}
-        out = write_run(folder / name / f"seed{seed}", seed=seed, kept=False, **changes)
-        runs.append(Cell(recipe, out))
-    return runs
-
-
-def metrics(**values):
-    infos = {"delay": DELAY} if "delay" in values else {}
-    return {"metrics": values, "infos": infos, "parts": {}, "parameters": 7, "epochs": 2, "seconds": 3.0}
 
 
 def test_rows_are_mean_and_spread_of_the_results(tmp_path):
@@ -102,36 +80,6 @@ def test_a_recipe_outside_a_table(tmp_path):
     cell.recipe.cell = None
     (row,) = summarise([cell])
     assert (row["table"], row["model"], row["dataset"]) == ("", "tiny", "MREF")
-
-
-def test_the_file_keeps_rows_of_others(tmp_path):
-    rows = summarise(finished_cells(tmp_path, [metrics(accuracy=0.5, true_positive_strength=0.1)]))
-    path = tmp_path / "x.csv"
-
-    def tables():
-        with open(path, newline="") as file:
-            return sorted(row["table"] for row in csv.DictReader(file))
-
-    write_csv(path, rows)
-    write_csv(path, [{**row, "table": "other"} for row in rows])
-    write_csv(path, rows)  # replaces its own rows, keeps the others
-    assert tables() == ["other", "other", "t", "t"]
-    write_csv(path, [{**row, "recipe": "another"} for row in rows])  # a table of which only one cell was run
-    assert len(tables()) == 6
-    write_csv(path, [])
-    assert len(tables()) == 6
-
-
-def test_a_file_of_before_units_is_completed(tmp_path):
-    """Old rows stay; the columns are those of today."""
-    rows = summarise(finished_cells(tmp_path, [metrics(accuracy=0.5)]))
-    path = tmp_path / "x.csv"
-    path.write_text("table,recipe,metric,mean,values,gone\nother,b,accuracy,0.4,0.4,1\n")
-    write_csv(path, rows)
-    with open(path, newline="") as file:
-        old, new = csv.DictReader(file)
-    assert (old["recipe"], old["mean"], old["unit"]) == ("b", "0.4", "")
-    assert (new["recipe"], new["unit"]) == ("mine/a", "%")
 
 
 def test_environment_without_what_is_looked_for(tmp_path):

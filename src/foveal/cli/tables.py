@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column, Table
@@ -74,43 +74,74 @@ def reproduce(
     only: Annotated[list[str] | None, typer.Option(help="Only cells with this name, or a pattern; several.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
-    csv: Annotated[Path | None, typer.Option(help="Also write the rows to this file.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Add the rows to this file.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Leave out seeds that the file has.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on.")] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and put ours beside the published number."""
-    from foveal.metric_info import MetricInfo
-    from foveal.reproduce import against_first, cells, run_all, spread, summarise, write_csv
+    from foveal.reproduce import cells, run_all, summarise, write_csv
 
     with quick_imports():
         todo = cells(table, seeds, out, overrides or [], first_seed, only or [])
     from foveal.see import report
 
+    count, known = len(todo), 0
+    if missing:
+        todo = _missing(todo, csv)
+        known = count - len(todo)
     done = sum(cell.done for cell in todo)
-    say(f"{table}: {len(todo)} runs, {done} finished before")
+    say(f"{table}: {count} runs, {done} finished before" + (f", {known} in {csv}" if known else ""))
     if finished:
         todo = [cell for cell in todo if cell.done]
         if not todo:
             raise UserError(f"no run of {table} with these seeds is finished in {out}")
-    failures = run_all(todo, data=None if data is None else str(data), jobs=jobs, say=say)
-    rows = summarise(todo)
+
+    def record() -> list[Any]:
+        rows = summarise(todo)
+        return rows if csv is None else write_csv(csv, rows)
+
+    failures = run_all(
+        todo, data=None if data is None else str(data), jobs=jobs, minutes=minutes, say=say, after=record
+    )
+    rows = record()
+    if rows:
+        _show_rows(table, rows)
+        if csv is not None:
+            say_written("Rows", csv)
+        say_written("Report", report(todo[0].out.parents[1]))
+    waiting = sum(not cell.done for cell in todo) - len(failures)
+    if waiting:
+        say(f"stopped after {minutes:g} minutes: {waiting} of {count} runs are not finished; the same command goes on")
+    _fail(failures)
+
+
+def _missing(todo: Sequence[Cell], csv: Path | None) -> list[Cell]:
+    """The cells whose seeds the file has no row of."""
+    from foveal.reproduce import read_csv, recorded
+
+    if csv is None:
+        raise UserError("--missing leaves out the seeds that a file has: name it with --csv")
+    known = recorded(todo, read_csv(csv)) if csv.exists() else []
+    return [cell for cell in todo if cell not in known]
+
+
+def _show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ours beside the published number, and how the rows differ."""
+    from foveal.metric_info import MetricInfo
+    from foveal.reproduce import against_first, spread
+
     other = "embedded data, not the paper's" if any(row["embedded"] for row in rows) else None
-    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=table, caption=other)
+    shown = Table("dataset", "model", "metric", "published", "ours", "seeds", title=title, caption=other)
     for row in rows:
         if "/" in row["metric"]:  # of one class, or of right or wrong answers alone
             continue
         info = MetricInfo(row["metric"], row["title"], row["unit"])
         published = "" if row["published"] == "" else info.show(row["published"], digits=2)
         shown.add_row(row["dataset"], row["model"], info.heading, published, spread(row), str(row["seeds"]))
-    if rows:
-        console.print(shown)
-        _show_comparisons(against_first(rows))
-    if csv is not None and rows:
-        write_csv(csv, rows)
-        say_written("Rows", csv)
-    if rows:
-        say_written("Report", report(todo[0].out.parents[1]))
-    _fail(failures)
+    console.print(shown)
+    _show_comparisons(against_first(rows))
 
 
 def compare(

@@ -3,8 +3,9 @@
 from foveal.reproduce.cells import Cell, cells, find_table, run_path
 from foveal.reproduce.comparing import against_first, compare, compare_runs, paired_groups
 from foveal.reproduce.jobs import Failure, run_all
+from foveal.reproduce.rows import read_csv, recorded, write_csv
 from foveal.reproduce.statistics import Comparison, holm, paired, together
-from foveal.reproduce.summary import spread, summarise, write_csv
+from foveal.reproduce.summary import spread, summarise
 
 __all__ = [
     "Cell",
@@ -18,6 +19,8 @@ __all__ = [
     "holm",
     "paired",
     "paired_groups",
+    "read_csv",
+    "recorded",
     "run_all",
     "run_path",
     "spread",

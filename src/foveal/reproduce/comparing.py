@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from foveal.errors import DataError, UserError, unknown
+from foveal.errors import UserError, unknown
 from foveal.metric_info import metric_info
 from foveal.recipe.grids import former_names
+from foveal.reproduce.rows import Row, Values, not_rows, read_csv, seed_values
 from foveal.reproduce.statistics import Comparison, paired, together
 from foveal.runs import Group, grouped, read_runs
 from foveal.runs.folder import finite
@@ -25,7 +25,7 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
         second: that of another.
         metric: what to compare; the first metric of the first recipe if left out.
     """
-    rows = _rows(path)
+    rows = read_csv(path)
     first, second = (former_names().get(name, name) for name in (first, second))
     metric = metric or next((row["metric"] for row in rows if row["recipe"] == first), "accuracy")
     one, other = (_values(rows, recipe, metric, path) for recipe in (first, second))
@@ -97,21 +97,6 @@ def paired_groups(first: Group, second: Group, metric: str) -> Comparison | None
     return replace(paired([one[seed] for seed in seeds], [other[seed] for seed in seeds]), info=first.info(metric))
 
 
-Row = dict[str, str]
-Values = dict[int, float]  # of a metric by seed
-
-
-def _rows(path: Path) -> list[Row]:
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        if rows and not {"recipe", "metric", "values"} <= rows[0].keys():
-            raise KeyError("no columns recipe, metric and values")
-        return rows
-    except (OSError, UnicodeDecodeError, csv.Error, AttributeError, KeyError) as error:
-        raise DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})") from error
-
-
 def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> Values:
     """Values of a metric by seed."""
     known = {row["recipe"]: row for row in rows if row["metric"] == metric}
@@ -125,11 +110,4 @@ def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> Values
     try:
         return seed_values(known[recipe])
     except (ValueError, AttributeError) as error:
-        raise DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})") from error
-
-
-def seed_values(row: Mapping[str, Any]) -> Values:
-    """Values of a row by seed."""
-    values = [float(value) for value in row["values"].split()]
-    seeds = (row.get("run_seeds") or " ".join(map(str, range(len(values))))).split()
-    return {int(seed): value for seed, value in zip(seeds, values, strict=True)}
+        raise not_rows(path, error) from error

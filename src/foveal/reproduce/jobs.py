@@ -8,12 +8,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from rich.console import Console
@@ -48,7 +50,15 @@ def run_cell(cell: Cell, data: str | None, jobs: int, threads: int | None, progr
     return fit(cell.recipe, cell.out, data=data, progress=progress, jobs=jobs)
 
 
-def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say: Any = print) -> list[Failure]:
+def run_all(
+    todo: Sequence[Cell],
+    *,
+    data: str | None = None,
+    jobs: int = 1,
+    minutes: float | None = None,
+    say: Callable[[str], Any] = print,
+    after: Callable[[], Any] = lambda: None,
+) -> list[Failure]:
     """Run the cells that are not done, ``jobs`` at a time; one that fails does not stop the others.
 
     A dataset that is missing or damaged stops them all before any is trained.
@@ -57,13 +67,18 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
         todo: the cells.
         data: folder of real datasets.
         jobs: how many processes run side by side; on one GPU small models fill each other's gaps.
+        minutes: stop after this time, also what is under way. The next call goes on with it from its last epoch.
         say: called with a line for every cell that ends.
+        after: called whenever one has ended.
 
     Returns:
         The failures.
     """
     if jobs < 1:
         raise UserError(f"--jobs {jobs}: expected at least one")
+    if minutes is not None and minutes <= 0:
+        raise UserError(f"--minutes {minutes:g}: expected more than 0")
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     for cell in todo:
         RunFolder(cell.out).check(cell.recipe)  # a result of other settings must not pass for one of these
     waiting = [cell for cell in todo if not cell.done]
@@ -73,7 +88,8 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
         build_source(recipe, data)
     failures: list[Failure] = []
     jobs = min(jobs, max(1, len(waiting)))
-    ended = _one_by_one(waiting, data) if jobs == 1 else _side_by_side(waiting, data, jobs)
+    here = jobs == 1 and until is None  # in a process of its own, a run can be stopped
+    ended = _one_by_one(waiting, data) if here else _side_by_side(waiting, data, jobs, until)
     for i, (cell, result) in enumerate(ended, 1):
         try:
             message = f"[{i}/{len(waiting)}] {cell}: {summary(result())}"
@@ -83,6 +99,7 @@ def run_all(todo: Sequence[Cell], *, data: str | None = None, jobs: int = 1, say
             failures.append(Failure(cell, error))
             message = f"[{i}/{len(waiting)}] {cell} FAILED: {error}"
         say(message)
+        after()
     return failures
 
 
@@ -95,7 +112,7 @@ def _one_by_one(waiting: Sequence[Cell], data: str | None) -> Iterator[Ended]:
         yield cell, partial(run_cell, cell, data, 1, None, True)
 
 
-def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Iterator[Ended]:
+def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int, until: float | None) -> Iterator[Ended]:
     threads = max(1, (os.cpu_count() or 1) // jobs)
     others = set(multiprocessing.active_children())
     left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
@@ -107,6 +124,9 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
                     running[pool.submit(run_cell, cell, data, jobs, threads, False)] = cell
                 if not running:
                     return
+                if until is not None and time.monotonic() > until:
+                    _kill(others)
+                    return
                 for future in wait(running, timeout=0.5, return_when=FIRST_COMPLETED).done:
                     yield running.pop(future), future.result
                 bars.update()
@@ -115,11 +135,16 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int) -> Itera
                 "a process died, perhaps for lack of memory; fewer --jobs need less. The same command goes on"
             ) from error
         except BaseException as stop:  # whatever it was, nobody waits for the results any more
-            for child in set(multiprocessing.active_children()) - others:
-                child.terminate()  # a run can be resumed from its last epoch whenever it is killed
+            _kill(others)
             if isinstance(stop, KeyboardInterrupt):
                 raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
             raise
+
+
+def _kill(others: Set[BaseProcess]) -> None:
+    """Kill all processes but ``others``; a run can be resumed from its last epoch whenever it is killed."""
+    for child in set(multiprocessing.active_children()) - others:
+        child.kill()  # Lightning would handle a request to end, and the process go on waiting for work
 
 
 def _processes() -> BaseContext:

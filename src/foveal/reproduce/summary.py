@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import statistics
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from foveal.files import write_text
 from foveal.metric_info import MetricInfo, metric_info
 from foveal.reproduce.cells import Cell
 from foveal.reproduce.provenance import MADE_WITH, made_with
@@ -88,23 +84,7 @@ def row_info(metric: str, result: dict[str, Any]) -> MetricInfo:
     return metric_info(metric, infos.get(metric) or infos.get(base))
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write ``rows``; rows of other tables and recipes that are in the file already stay."""
-    if not rows:
-        return
-    kept: list[dict[str, Any]] = []
-    if path.exists():
-        ours = {(row["table"], row["recipe"]) for row in rows}
-        with open(path, newline="", encoding="utf-8") as file:
-            kept = [row for row in csv.DictReader(file) if (row.get("table"), row.get("recipe")) not in ours]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(kept + rows)
-    write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")
-
-
-def spread(row: dict[str, Any]) -> str:
+def spread(row: Mapping[str, Any]) -> str:
     """``mean ± spread`` in the metric's unit.
 
     >>> spread({"metric": "accuracy", "mean": 0.9851, "std": 0.002})
