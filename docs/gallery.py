@@ -1,6 +1,6 @@
 """Make the pictures of README.md and docs/index.md, all from embedded data.
 
-    uv run python docs/gallery.py                # all of them; the first time it trains for about ten minutes
+    uv run python docs/gallery.py                # all of them; the first time it trains for about twenty minutes
     uv run python docs/gallery.py --only aw fan  # some of them
 
 A function marked with ``@picture`` makes one picture, and its body is what docs/index.md shows of it: the command
@@ -26,6 +26,7 @@ from torchvision.utils import make_grid
 
 import foveal
 from foveal import see
+from foveal.data.embedded import companions, signals
 from foveal.recipe import load
 from foveal.runs import Run, read_run
 from foveal.tasks import build_source, fit, load_model, predict
@@ -160,6 +161,32 @@ def icasc() -> layout.Picture:
     tops = {run.title: see.TopClasses.from_tensors(run.samples.tensors, "gradcam") for run in runs}
     image, label = (runs[0].samples.tensors[key] for key in ("image", "label"))
     return see.class_maps(tops, image, label, names=runs[0].samples.about["answers"], limit=2)
+
+
+@picture
+def relations() -> layout.Picture:
+    """What two detectors find, and what the region of a digit attends to; one was told which shape it belongs to."""
+    unsupervised, supervised = (trained(f"demo/detect/{name}").folder for name in ("fan-unsup", "fan-sup"))
+    scene = companions.generate("test", 4)["image"][3, :, :80]
+    to_pil_image(scene).save("runs/gallery/companions.png")
+    return predict(unsupervised, "runs/gallery/companions.png", beside=supervised, at="43,38").picture
+
+
+@picture
+def spatial() -> layout.Picture:
+    """Cars that wait or drive, by two networks; and where one car looks in the second, by each of the four terms."""
+    plain, attentive = (trained(f"demo/segment/{name}").folder for name in ("plain", "spatial"))
+    scene = signals.generate("test", 10)[0][9]
+    to_pil_image(scene).save("runs/gallery/cars.png")
+    return predict(plain, "runs/gallery/cars.png", beside=attentive, at="12,30").picture
+
+
+@picture
+def translation() -> layout.Picture:
+    """Which pieces of the sentence each piece of its translation attends to, by each of the four terms."""
+    run = trained("demo/translate/all")
+    whole = predict(run.folder, "three hundred and forty-two thousand and seventeen").picture
+    return whole.crop((0, 0, 840, 790))  # below, the attention inside the sentence and inside the translation
 
 
 # The page -----------------------------------------------------------------------

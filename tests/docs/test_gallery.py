@@ -19,6 +19,9 @@ TINY = {
     "refer": ["data.triples=[120, 60, 150]", "train.batch=60"],
     "classify": ["train.batch=200"],
     "document": [],
+    "detect": ["train.batch=8"],
+    "segment": [],
+    "translate": [],
 }
 
 
@@ -119,6 +122,8 @@ def test_the_command_makes_every_picture(tmp_path: Path, monkeypatch: pytest.Mon
         return load(recipe, [*changes, "train.epochs=1", *TINY[load(recipe).task]])
 
     monkeypatch.setattr(gallery, "load", tiny)
+    for dataset in (gallery.companions, gallery.signals):
+        monkeypatch.setattr(dataset, "COUNTS", {"train": 20, "val": 4, "test": 10})
     monkeypatch.setattr(gallery.torch, "set_num_threads", lambda _: None)  # other tests of this process keep theirs
     monkeypatch.setenv("FOVEAL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from foveal import registry
 from foveal.data.text.reading import TEXT_ENDINGS
@@ -91,6 +91,24 @@ def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = No
     known = {key: value for key, value in options.items() if value not in (None, [], ())}
     checked = check_keywords(task.predict, known, f"task {first.recipe.task}")
     return task.predict(runs, [str(value) for value in inputs if value is not None], **checked)
+
+
+def point_in(at: str, photo: Tensor) -> tuple[float, float]:
+    """``x,y`` as numbers, which must be inside a photograph (3, H, W).
+
+    >>> import torch
+    >>> point_in("12,7.5", torch.zeros(3, 20, 30))
+    (12.0, 7.5)
+    """
+    height, width = photo.shape[1:]
+    try:
+        x, y = (float(part) for part in at.split(","))
+    except ValueError as error:
+        example = f"{width // 2},{height // 2}"
+        raise UserError(f"--at {at}: expected x,y in pixels of the image, such as --at {example}") from error
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f"--at {at} is outside the image, which has {width}×{height} pixels")
+    return x, y
 
 
 def titles(runs: Sequence[Trained]) -> list[str]:

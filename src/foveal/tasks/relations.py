@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from foveal.attention import AttentionRecord, RegionGraph, region_graphs
+from foveal.attention import AttentionRecord, FocusedRegions, RegionGraph, region_graphs
 from foveal.attention.regions import Sizes
 from foveal.measure import CenterMass, RelationRecall
 from foveal.measure.info import MetricInfo, register_metric
@@ -19,6 +19,14 @@ from foveal.tasks.results import Results
 TRAINING_MASS = register_metric(
     MetricInfo("center_mass_train", "Center-mass of training images", about=CenterMass.info.about)
 )
+
+
+REGIONS = "*box_head.attached.focused*"  # where a detector's attention between regions is watched
+
+
+def attends_between_regions(model: nn.Module) -> bool:
+    """Whether a detector has focused attention."""
+    return any(isinstance(module, FocusedRegions) for module in model.modules())
 
 
 class RelationMetrics(nn.Module):

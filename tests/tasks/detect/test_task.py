@@ -14,16 +14,17 @@ from readhtml import read
 from tiny import tiny_recipe
 from torch import nn
 
-from foveal.attention import watch
+from foveal.attention import RegionGraph, watch
 from foveal.cli.runs import _show_result
 from foveal.data.embedded import companions
 from foveal.errors import UserError
 from foveal.measure import CenterMass, box_scores
 from foveal.recipe import load
-from foveal.see import report
+from foveal.see import Found, report
 from foveal.supervise import region_pairs
 from foveal.tasks import evaluate, fit, load_model
 from foveal.tasks.base import make_task
+from foveal.tasks.detect.prediction import Look, _reference
 from foveal.tasks.detect.samples import Sample, packed, unpacked
 from foveal.tasks.prediction import predict
 from foveal.tasks.relations import RelationMetrics
@@ -159,6 +160,48 @@ def test_predict(run, tmp_path):
             predict(run.out, file, **options)
     with pytest.raises(UserError, match="leave 'cat' out"):
         predict(run.out, file, "cat")
+
+
+def test_predict_shows_what_a_region_attends_to(focused, run, tmp_path):
+    file = tmp_path / "photo.png"
+    Image.fromarray(companions.generate("test", 1)["image"][0].permute(1, 2, 0).numpy()).save(file)
+    alone = predict(focused.out, file, score=1.0)
+    pairs = alone.data["relations"]["FAN"]
+    weights = [pair["weight"] for pair in pairs]
+    assert 0 < len(pairs) <= 100
+    assert weights == sorted(weights, reverse=True)
+    assert 0 < sum(weights) <= 1 + 1e-3
+    ends = torch.tensor([[pair[key] for key in ("subject", "object")] for pair in pairs])  # (pairs, 2, 4)
+    assert ((ends[..., :2] <= ends[..., 2:]) & (ends[..., :2] >= 0) & (ends[..., 2:] <= 112)).all()
+    json.dumps(alone.data)
+    plain = predict(run.out, file, score=1.0)
+    assert "relations" not in plain.data
+    assert alone.picture.width > 1.9 * plain.picture.width  # a panel more
+    left, top, right, bottom = pairs[0]["subject"]
+    there = f"{(left + right) / 2},{(top + bottom) / 2}"
+    elsewhere = predict(focused.out, file, score=1.0, at=there)
+    assert elsewhere.picture.size == alone.picture.size
+    assert list(predict(run.out, file, beside=focused.out).data["relations"]) == ["FAN"]
+    assert "nothing to show" in predict(run.out, file, at=there).remark
+    for at, message in (("7", "expected x,y"), ("300,3", "outside the image")):
+        with pytest.raises(UserError, match=message):
+            predict(focused.out, file, at=at)
+
+
+def test_the_region_that_attends():
+    """The surest object, or the smallest at a point; of regions where no object is."""
+    objects = torch.tensor([[0.0, 0, 90, 90], [10, 10, 30, 30], [5, 5, 50, 50]])
+    regions = torch.tensor([[60.0, 60, 70, 70], [91, 91, 99, 99], [92, 92, 95, 95]])
+    found = Found(objects, torch.ones(3, dtype=torch.int64), torch.tensor([0.9, 0.8, 0.7]))
+    looks = {"plain": Look(found, None), "FAN": Look(found, RegionGraph(torch.zeros(3, 3), regions))}
+    assert _reference({"plain": looks["plain"]}, None) is None
+    assert _reference(looks, None).tolist() == [0, 0, 90, 90]
+    assert _reference(looks, (20, 20)).tolist() == [10, 10, 30, 30]
+    assert _reference(looks, (40, 40)).tolist() == [5, 5, 50, 50]
+    assert _reference(looks, (94, 94)).tolist() == [92, 92, 95, 95]
+    assert _reference(looks, (98, 2)).tolist() == [60, 60, 70, 70]  # nothing is around it
+    nothing = Found(objects[:0], found.labels[:0], found.scores[:0])
+    assert _reference({"FAN": Look(nothing, looks["FAN"].graph)}, None).tolist() == [60, 60, 70, 70]
 
 
 def test_the_report(run):

@@ -88,13 +88,21 @@ def _frame(picture: Image.Image, box: Sequence[float], colour: tuple[int, int, i
     draw.text((x + 2, y + 1), words, readable(colour), face)
 
 
-def detections(image: Tensor, found: Mapping[str, Found], names: Sequence[str], *, size: int = 480) -> Image.Image:
+def detections(
+    image: Tensor,
+    found: Mapping[str, Found],
+    names: Sequence[str],
+    *,
+    panels: Mapping[str, Image.Image] | None = None,
+    size: int = 480,
+) -> Image.Image:
     """What several models find in an image, or what is true, side by side.
 
     Args:
         image: (3, H, W), uint8, or float in [0, 1].
         found: title and objects of each panel.
         names: of the classes; the first has label 1.
+        panels: title and picture of further panels.
         size: longest side of a panel.
 
     Returns:
@@ -107,4 +115,5 @@ def detections(image: Tensor, found: Mapping[str, Found], names: Sequence[str], 
     """
     if not found:
         raise UserError("there is nothing to draw; give the objects of at least one model")
-    return _side_by_side({title: boxes(image, objects, names, size=size) for title, objects in found.items()}, size)
+    pictures = {title: boxes(image, objects, names, size=size) for title, objects in found.items()}
+    return _side_by_side({**pictures, **(panels or {})}, size)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from foveal.attention import AttentionRecord, FocusedRegions, watch
+from foveal.attention import AttentionRecord, watch
 from foveal.attention.regions import Sizes
 from foveal.compat import raise_recompile_limit
 from foveal.data import Source
@@ -25,7 +25,7 @@ from foveal.tasks.detect.options import DetectMeasure
 from foveal.tasks.detect.samples import Sample, packed
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
-from foveal.tasks.relations import RelationMetrics, counted
+from foveal.tasks.relations import REGIONS, RelationMetrics, attends_between_regions, counted
 from foveal.tasks.results import Results
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Detect(Task):
         self.kept: list[Sample] = []
         self.attended: list[attended.Attended] = []  # by regions of the kept images
         measure = recipe.measure
-        focused = any(isinstance(module, FocusedRegions) for module in self.model.modules())
+        focused = attends_between_regions(self.model)
         if focused and measure.relations == "annotated" and not getattr(source, "related", True):
             raise UserError(
                 f"measure.relations=annotated: data.name={source.name} has no annotated relations; use category or "
@@ -142,7 +142,7 @@ class Detect(Task):
         """Detections, and the attention between regions; None if there is none, or no region in any image."""
         if self.relations is None:
             return self.detect(batch), None
-        with watch(self.model, "*box_head.attached.focused*") as seen:
+        with watch(self.model, REGIONS) as seen:
             detections = self.detect(batch)
         return detections, next(iter(seen.values()), None)
 
@@ -189,19 +189,26 @@ class Detect(Task):
 
     @classmethod
     def predict(
-        cls, runs: Sequence[Trained], inputs: Sequence[str], *, score: float = 0.5, most: int = 50
+        cls,
+        runs: Sequence[Trained],
+        inputs: Sequence[str],
+        *,
+        score: float = 0.5,
+        most: int = 50,
+        at: str | None = None,
     ) -> Prediction:
-        """The objects in an image file.
+        """The objects in an image file; of a detector with attention between regions, also what one of them attends to.
 
         Args:
             runs: the models.
             inputs: an image file.
             score: least score of an object that is shown.
             most: so many objects are shown at most.
+            at: x,y in pixels of the image: the object there is the one that attends, instead of the surest one.
         """
         from foveal.tasks.detect.prediction import predict
 
-        return predict(runs, inputs, score, most)
+        return predict(runs, inputs, score, most, at)
 
     @classmethod
     def report_words(cls, groups: Sequence[Group]) -> ReportWords:

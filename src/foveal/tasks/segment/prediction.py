@@ -21,7 +21,7 @@ from foveal.data.images.reading import read_image
 from foveal.errors import UserError
 from foveal.see import overlay, sampling, segmentation
 from foveal.tasks.answers import check_same_answers, normalised
-from foveal.tasks.prediction import Prediction, Trained, titles
+from foveal.tasks.prediction import Prediction, Trained, point_in, titles
 from foveal.tasks.segment.inference import segment
 
 MOST_MAPS = 4  # of attention, from the last on
@@ -38,7 +38,9 @@ def predict(
         raise UserError(f"--short {short}: expected the short side in pixels, at least 1")
     check_same_answers(runs)
     about, photo = runs[0].about, pil_to_tensor(read_image(Path(inputs[0])))
-    query = None if at is None else _query(at, photo)
+    height, width = photo.shape[1:]
+    point = None if at is None else point_in(at, photo)
+    query = None if point is None else (point[0] / width, point[1] / height)
     labels, lines, data = {}, {}, {}
     panels: dict[str, Image.Image] = {}
     undrawn: AttentionRecord | None = None
@@ -122,20 +124,6 @@ def run_lengths(classes: Tensor) -> list[list[int]]:
 
 
 # Attention of one position -----------------------------------------------------------
-
-
-def _query(at: str, photo: Tensor) -> tuple[float, float]:
-    """Column and row of ``x,y`` as fractions of the sides of the photograph (3, H, W)."""
-    height, width = photo.shape[1:]
-    try:
-        x, y = (float(part) for part in at.split(","))
-    except ValueError as error:
-        raise UserError(
-            f"--at {at}: expected x,y in pixels of the image, such as --at {width // 2},{height // 2}"
-        ) from error
-    if not (0 <= x < width and 0 <= y < height):
-        raise UserError(f"--at {at} is outside the image, which has {width}×{height} pixels")
-    return x / width, y / height
 
 
 def _attention(title: str, photo: Tensor, looked: Look, query: tuple[float, float]) -> dict[str, Image.Image]:
