@@ -97,6 +97,18 @@ def test_tasks_have_their_own_sections(tmp_path):
     assert page.text.count("Accuracy, %") >= 2
 
 
+def test_only_bars_have_ticks(tmp_path):
+    """BLEU is no share, so nothing is drawn below it."""
+    bleu = {"title": "BLEU", "unit": "", "better": "higher", "about": ""}
+    with_bar = page_of(report(write_run(tmp_path / "a", "HAttNet-CTX")))
+    changes = {"metrics": {"bleu": 40.5}, "infos": {"bleu": bleu}, "published": {"bleu": 41.02}, "kept": False}
+    without = page_of(report(write_run(tmp_path / "b", **changes)))
+    assert "upright tick" in with_bar.text
+    assert "paper 41.0 (−0.5)" in without.text
+    assert "upright tick" not in without.text
+    assert "In brackets is our number minus the published one." in without.text
+
+
 def test_embedded_data_without_published_numbers(tmp_path):
     page = page_of(report(write_run(tmp_path / "a", embedded=True, published={})))
     assert "embedded data" in page.text

@@ -110,7 +110,7 @@ def predict(
             raise UserError(f"cannot write {path}: {error}; choose another --out ending in .png") from error
         say_written("Where it looked", path)
     if prediction.data is not None:
-        write_text(path.with_suffix(".json"), json.dumps(prediction.data, indent=1) + "\n")
+        write_text(path.with_suffix(".json"), json.dumps(prediction.data, indent=1, ensure_ascii=False) + "\n")
         say_written("As JSON", path.with_suffix(".json"))
     if prediction.text is not None:
         write_text(path.with_suffix(".txt"), prediction.text)

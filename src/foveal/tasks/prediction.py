@@ -117,10 +117,11 @@ def titles(runs: Sequence[Trained]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def text_file(text: str) -> Path | None:
+def text_file(text: str, *endings: str) -> Path | None:
     """The file that ``text`` names, or None if it is a text itself.
 
-    A folder is neither, nor is a single word that looks like a file and is none.
+    A folder is neither, nor is a single word that looks like a file and is none: with the ending of text files, or with
+    one of ``endings``.
 
     >>> text_file("To be, or not to be." * 100) is None
     True
@@ -133,7 +134,7 @@ def text_file(text: str) -> Path | None:
         return None
     if folder:
         raise UserError(f"{text} is a folder; give a text, or one text file")
-    named = text.lower().endswith(TEXT_ENDINGS) or any(sep in text for sep in (os.sep, os.altsep) if sep)
+    named = text.lower().endswith((*TEXT_ENDINGS, *endings)) or any(sep in text for sep in (os.sep, os.altsep) if sep)
     if not exists and named and not any(letter.isspace() for letter in text):
         raise UserError(f"there is no file {text}; give a text file, or a text of more than one word")
     return Path(text) if exists else None

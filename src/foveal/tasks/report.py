@@ -199,8 +199,16 @@ class _Part:
         parts = []
         if any(len(group.finished) > 1 for group in self.groups):
             parts.append("± is the standard deviation over seeds.")
-        if any(value.published is not None for row in self.rows for value in row.values.values()):
+        units = {
+            self._info(key).unit
+            for row in self.rows
+            for key, value in row.values.items()
+            if value.published is not None
+        }
+        if "%" in units:  # others have no bar
             parts.append("The upright tick on a bar is the published number; in brackets, ours minus it.")
+        elif units:
+            parts.append("In brackets is our number minus the published one.")
         parts += [info.about for info in self.infos if info.about]
         parts += self.words.key
         return paragraph(" ".join(dict.fromkeys(parts)), "key") if parts else Markup("")

@@ -140,7 +140,7 @@ def test_files_in_each_others_place(tmp_path):
 
 
 def test_wrong_encoding_and_damaged_files(tmp_path):
-    with pytest.raises(DataError, match=r"train\.de, after line 0: not valid utf-8; save it as UTF-8"):
+    with pytest.raises(DataError, match=r"train\.de: not valid utf-8; save it as UTF-8, or set data\.encoding"):
         one_pair(tmp_path, "a\n", "für\n".encode("latin-1"))
     assert one_pair(tmp_path, "a\n", "für\n".encode("latin-1"), encoding="latin-1") == [("a", "für")]
     write_all(tmp_path, {"train.de": "x\n" * 999})

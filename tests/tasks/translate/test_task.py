@@ -146,6 +146,13 @@ def test_no_text(run):
         predict(run[0], "dog", beams=0)
 
 
+@pytest.mark.parametrize("name", ["news.en", "news.en.gz", "news.txt"])
+def test_a_mistyped_file_is_no_text(run, name):
+    with pytest.raises(UserError, match=f"there is no file {name}"):
+        predict(run[0], name)
+    assert predict(run[0], f"red {name}").lines["1111"] != [""]
+
+
 def test_a_file(run, tmp_path, monkeypatch):
     """With a byte order mark, Windows line ends, empty lines, and more lines than are translated at the same time."""
     monkeypatch.chdir(tmp_path)
@@ -169,7 +176,7 @@ def test_a_file(run, tmp_path, monkeypatch):
     (tmp_path / "blank.txt").write_text("\n\n")
     assert predict(run[0], tmp_path / "blank.txt").lines == {"1111": ["2 lines, without a word"]}
     (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1"))
-    with pytest.raises(UserError, match="save it as UTF-8"):
+    with pytest.raises(UserError, match=r"latin\.txt: not valid utf-8; save it as UTF-8$"):  # no recipe to change
         predict(run[0], tmp_path / "latin.txt")
     (tmp_path / "empty.txt").write_text("")
     assert predict(run[0], tmp_path / "empty.txt").text == ""
@@ -198,6 +205,8 @@ def test_the_command_line(run, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert done.output.startswith("Katze klein")
     assert json.loads((tmp_path / "text-translated.json").read_text())["translation"] == "Katze klein"
+    CliRunner().invoke(app, ["predict", str(run[0]), "green cat"])
+    assert "Katze grün" in (tmp_path / "text-translated-2.json").read_text(encoding="utf-8")
     assert Image.open(tmp_path / "text-translated.png").width > 100
 
 

@@ -18,6 +18,8 @@ from foveal.errors import DataError
 Pairs = Iterator[tuple[str, str]]
 """A sentence and its translation."""
 
+ENCODING = "save it as UTF-8, or set data.encoding to that of the file"  # advice
+
 FilePair = tuple[Path, Path]
 """Source and target."""
 
@@ -56,7 +58,7 @@ def named(folder: Path, name: str) -> Path:
     return zipped if zipped.is_file() and not plain.is_file() else plain
 
 
-def lines(file: Path, encoding: str = "utf-8") -> Iterator[str]:
+def lines(file: Path, encoding: str = "utf-8", advice: str = ENCODING) -> Iterator[str]:
     """Lines of a text file, plain or gzipped, without their ends and without a byte order mark.
 
     Lines end with a line feed only, perhaps after a carriage return: other characters that Python splits at, such as
@@ -73,8 +75,8 @@ def lines(file: Path, encoding: str = "utf-8") -> Iterator[str]:
                 yield line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         plain = encoding.removesuffix("-sig")
-        advice = "save it as UTF-8, or set data.encoding to that of the file"
-        raise DataError(f"{file}, after line {number}: not valid {plain}; {advice}") from error
+        place = f"{file}, after line {number}" if number else f"{file}"
+        raise DataError(f"{place}: not valid {plain}; {advice}") from error
     except FileNotFoundError as error:
         raise DataError(f"{file} is missing") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

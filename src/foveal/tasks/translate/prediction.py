@@ -38,7 +38,8 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], beams: int | None, p
         raise UserError("this model translates one text or one text file; put quotes around a text")
     if len(runs) > 1:
         raise UserError("a translation has no other one beside it; ask one run at a time")
-    run, file = runs[0], text_file(inputs[0])
+    run = runs[0]
+    file = text_file(inputs[0], f".{run.about['source']}", ".gz")
     options = run.recipe.measure
     translator = Translator(
         run, options.beams if beams is None else beams, options.penalty if penalty is None else penalty
@@ -87,7 +88,7 @@ class Translator:
 
 def _file(translator: Translator, file: Path, longest: int) -> Prediction:
     """Line by line; an empty line stays one. Those with more tokens than ``longest`` are counted."""
-    sentences = list(lines(file))
+    sentences = list(lines(file, advice="save it as UTF-8"))
     if any("\0" in sentence for sentence in sentences):
         raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
     rows = translator.subwords.encode(sentences)

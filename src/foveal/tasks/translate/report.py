@@ -15,7 +15,7 @@ from foveal.see.page import Section, cards, figure, picture
 from foveal.tasks.report import ReportWords
 from foveal.tasks.translate.looking import FAMILIES, MOST, families
 
-LIMIT = 4  # sentences
+LIMIT = 3  # sentences
 LONG = 24  # pieces from which on a picture needs the whole width of the page
 MOST_MODELS = 6  # beside each other
 SIDES = ("source", "translation")
