@@ -197,6 +197,17 @@ def test_predict_beside_another_run_of_the_same_task(call, run, photo, tmp_path)
     assert Image.open("two.png").width > Image.open("one.png").width + 200  # the gates of both
 
 
+def test_predict_beside_several_runs(call, run, photo, tmp_path):
+    others = [shutil.copytree(run, tmp_path / name) for name in ("second", "third")]
+    beside = [word for other in others for word in ("--beside", other)]
+    status, out, _ = call("predict", run, photo, "7", *beside, "--out", "three.png")
+    assert status == 0
+    assert [line for line in out.splitlines() if line in map(str, (run, *others))] == [str(run), *map(str, others)]
+    status, _, err = call("predict", run, photo, "7", *beside, "--beside", others[0])
+    assert status == 2
+    assert "name another one" in err
+
+
 def test_predict_from_the_folder_above_a_run(call, run, photo, tmp_path):
     shutil.copytree(run, tmp_path / "runs" / "seed0")
     assert call("predict", tmp_path / "runs", photo, "7", "--out", "out.png").status == 0

@@ -52,14 +52,14 @@ def test_an_unfinished_run_joins_its_dataset_and_model(tmp_path):
 
 
 def test_the_order_is_that_of_the_table_and_then_of_the_alphabet(tmp_path):
-    rows = {"STN": (0, 1), "HARD": (2, 1), "HAttNet-CTX": (4, 1), "zeta": None, "Alpha": None}
+    rows = {"STN": (0, 1), "SOFT": (2, 0), "HARD": (2, 1), "HAttNet-CTX": (4, 1), "zeta": None, "Alpha": None}
     for title, place in reversed(rows.items()):
         write_run(tmp_path / title, title, kept=False, place=place)
     write_run(tmp_path / "m", dataset="MDIST", kept=False, place=(0, 0))
     write_run(tmp_path / "x", dataset="Another", kept=False)
     groups = grouped(read_runs(tmp_path))
     assert [dataset for _, _, dataset in groups] == ["MDIST", "MREF", "Another"]
-    assert [group.name for group in groups[KEY]] == ["STN", "HARD", "HAttNet-CTX", "Alpha", "zeta"]
+    assert [group.name for group in groups[KEY]] == ["STN", "SOFT", "HARD", "HAttNet-CTX", "Alpha", "zeta"]
 
 
 def test_tasks_on_one_dataset_are_kept_apart(tmp_path):

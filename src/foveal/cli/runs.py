@@ -79,7 +79,8 @@ def predict(
         ),
     ],
     beside: Annotated[
-        Path | None, typer.Option(help="Another run or model of the same task, asked the same and drawn beside.")
+        list[Path] | None,
+        typer.Option(help="Another run or model of the same task, asked the same and drawn beside; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the picture goes; a new file named after the input if left out.")
@@ -88,7 +89,7 @@ def predict(
     """Ask a model about a file or a text of your own; prints the answer and draws where it looked."""
     from foveal.runs import find_run
 
-    for folder in filter(None, (run, beside)):
+    for folder in (run, *(beside or ())):
         find_run(folder)  # before the slow imports
     positional, options = _task_options(inputs)
     with quick_imports():

@@ -100,8 +100,9 @@ def spread_over_seeds(group: Group, info: MetricInfo) -> str:
 def grouped(runs: Iterable[Run]) -> dict[Key, list[Group]]:
     """Sort runs by task and dataset, and put together those that differ only by seed and hardware.
 
-    Groups come in the order of their table's rows, datasets in that of its columns; what is in no table follows by the
-    alphabet. Groups that share a title are told apart by the end of their recipe's name, or by settings that differ.
+    Groups come in the order of their table's rows, and of its columns where these share a dataset; datasets come in
+    that of its columns; what is in no table follows by the alphabet. Groups that share a title are told apart by the
+    end of their recipe's name, or by settings that differ.
     """
     datasets: dict[Key, dict[_Same, list[Run]]] = {}
     for key, same, run in _identified(list(runs)):
@@ -123,8 +124,8 @@ _Same = tuple[str, str, tuple[tuple[str, str], ...]]  # title, recipe, settings
 
 
 def _row(same: _Same, runs: list[Run]) -> tuple[Any, ...]:
-    places = [run.place[0] for run in runs if run.place is not None]
-    return (min(places, default=1000), same[0].casefold(), same)
+    places = [run.place for run in runs if run.place is not None]
+    return (min(places, default=(1000, 0)), same[0].casefold(), same)
 
 
 def _identified(runs: Sequence[Run]) -> Iterator[tuple[Key, _Same, Run]]:

@@ -65,23 +65,27 @@ class Prediction:
         return next(iter(self.models.values()))
 
 
-def predict(run: str | Path, *inputs: str | Path, beside: str | Path | None = None, **options: Any) -> Prediction:
+def predict(
+    run: str | Path, *inputs: str | Path, beside: str | Path | Sequence[str | Path] | None = None, **options: Any
+) -> Prediction:
     """What the model of ``run`` says about an input, and where it looks.
 
     Args:
         run: a finished run folder, or a model that comes with foveal.
         inputs: what the task takes: an image file, an image file and a query, a text or a text file, ….
-        beside: another run of the same task, asked the same and drawn beside.
+        beside: another run of the same task, or several, asked the same and drawn beside.
         options: the task's own, such as ``label``, the true class.
     """
     from foveal.tasks.weights import load_model
 
-    folders = [find_run(folder) for folder in (run, beside) if folder is not None]
-    if len(folders) == 2 and folders[0].path.resolve() == folders[1].path.resolve():
-        raise UserError(f"{folders[1]} is the same run; name another one to draw beside it")
+    others = [beside] if isinstance(beside, str | Path) else beside or ()
+    folders = [find_run(folder) for folder in (run, *others)]
+    for number, folder in enumerate(folders):
+        if folder.path.resolve() in (earlier.path.resolve() for earlier in folders[:number]):
+            raise UserError(f"{folder} is the same run; name another one to draw beside it")
     runs = [Trained(folder, complete(folder.recipe()), *load_model(folder.path)) for folder in folders]
-    first, *others = runs
-    for other in others:
+    first = runs[0]
+    for other in runs[1:]:
         if other.recipe.task != first.recipe.task:
             raise UserError(
                 f"{other.folder} is a run of task {other.recipe.task} and cannot stand beside {first.folder} of task "

@@ -54,6 +54,14 @@ def test_costs_that_are_close_together_are_drawn_apart(costs, spread):
     assert abs(float(circles[0]) - float(circles[1])) > spread * 0.8 * width
 
 
+def test_great_costs_have_no_exponent():
+    points = [Tradeoff("none", "plain", 0.55, 41234.5), Tradeoff("1111", "plain", 0.57, 48765.4)]
+    figure = pareto(points, value="mean IoU, %", cost="MFLOPs")
+    assert "none, plain (55.0 at 41,234); 1111, plain (57.0 at 48,765)." in figure
+    assert re.findall(r">(4\d,\d{3})</text>", figure) == ["42,000", "44,000", "46,000", "48,000"]
+    assert "e+" not in figure
+
+
 def test_results_and_costs_are_joined():
     results = [
         {"recipe": "t/a", "model": "A", "dataset": "none", "metric": "mean_iou", "mean": "0.5"},

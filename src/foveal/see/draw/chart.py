@@ -135,8 +135,18 @@ def _across(height: float, opacity: float) -> Element:
 def _numbers(axis: Axis) -> list[tuple[float, str]]:
     """Values with the text beside them, with as many digits as it takes to tell them apart."""
     ticks, scale = _ticks(axis), 100 if axis.percent else 1
-    texts = [[f"{scale * value:.{digits}g}" for value in ticks] for digits in range(4, 10)]
+    texts = [[in_digits(scale * value, digits) for value in ticks] for digits in range(4, 10)]
     return list(zip(ticks, next((t for t in texts if len(set(t)) == len(ticks)), texts[0]), strict=True))
+
+
+def in_digits(value: float, digits: int = 4) -> str:
+    """A number with so many digits or, if it is greater, as a whole one.
+
+    >>> in_digits(0.12345), in_digits(42331.6)
+    ('0.1235', '42,332')
+    """
+    text = f"{value:.{digits}g}"
+    return f"{value:,.0f}" if "e+" in text else text
 
 
 def _number(text: str, left: float, top: float, anchor: str) -> Element:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from foveal.errors import UserError
 from foveal.see.draw._inputs import finite
-from foveal.see.draw.chart import Axis, Line, chart, nice, slots
+from foveal.see.draw.chart import Axis, Line, chart, in_digits, nice, slots
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def pareto(
         return ""
 
     def described(point: Tradeoff) -> str:
-        return f"{_name(point)} ({(100 if percent else 1) * point.value:.1f} at {point.cost:.4g})"
+        return f"{_name(point)} ({(100 if percent else 1) * point.value:.1f} at {in_digits(point.cost)})"
 
     groups = list(dict.fromkeys(point.group for point in points))
     slot, lines = colours or slots(groups), []
