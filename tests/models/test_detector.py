@@ -224,3 +224,19 @@ def test_several_sizes_in_training():
     seen.clear()
     model.eval()(images((40, 40)))
     assert seen == {(64, 64)}
+
+
+@pytest.mark.parametrize("size", [(2, 700), (700, 2)])
+def test_a_strip_of_which_less_than_a_pixel_would_be_left(size):
+    """Its short side is one pixel, and detections are in its own pixels."""
+    model = small(score=0.0).eval()
+    boxes = torch.tensor([[0.0, 0, *reversed(size)]])
+    (image,) = images(size)
+    resized, target = model.transform([image], [{"boxes": boxes, "labels": torch.tensor([1])}])
+    assert sorted(resized.image_sizes[0]) == [1, SMALL["max_size"]]
+    assert target[0]["boxes"].tolist() == [[0, 0, *reversed(resized.image_sizes[0])]]
+    with torch.no_grad():
+        (found,) = model([image])
+    assert len(found["boxes"])
+    assert (found["boxes"] >= 0).all()
+    assert (found["boxes"] <= boxes[:, 2:].repeat(1, 2) + 1e-3).all()

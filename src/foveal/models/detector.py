@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
@@ -191,6 +192,9 @@ class Resize(GeneralizedRCNNTransform):
     def resize(self, image: Tensor, target: dict[str, Tensor] | None = None) -> tuple[Tensor, dict[str, Tensor] | None]:
         """The image with another short side, and its boxes in the new pixels."""
         before = image.shape[-2:]
+        least = max(before) // self.max_size + 1
+        if min(before) < least:  # less than a pixel would be left of the short side
+            image = F.interpolate(image[None], [max(least, side) for side in before])[0]
         image, _ = super().resize(image)
         if target is not None:
             down, across = (new / old for new, old in zip(image.shape[-2:], before, strict=True))
