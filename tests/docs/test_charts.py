@@ -21,12 +21,12 @@ def test_center_mass_stands_beside_attention(tmp_path: Path) -> None:
     ]
     (tmp_path / "bench-center-mass.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
     lines = charts.bench("center-mass", tmp_path).splitlines()
-    assert lines[0].startswith("some GPU, torch 2.11, bfloat16; code until abc.")
+    assert lines[0].startswith("some GPU, torch 2.11, bfloat16; revision abc or earlier.")
     assert lines[0].endswith("over heads: 1, 4.")
     table = lines.index("| N | d = 32 | d = 64 |")
     assert lines[table + 2 : table + 4] == ["| 256 | 2.00× |  |", "| 1,024 | 0.80–1.25× | 1.10× |"]
     assert '??? note "All figures"' in lines
-    assert "    batch 8, bfloat16, 1.0, 2.0, some GPU, 2.11; code until abc." in lines
+    assert "    batch 8, bfloat16, 1.0, 2.0, some GPU, 2.11; revision abc or earlier." in lines
     assert "    | light | 1024 | 32 | 4 | 1.254 | 1.254 |" in lines
 
 
