@@ -79,7 +79,7 @@ def predict(
         ),
     ],
     beside: Annotated[
-        Path | None, typer.Option(help="Another run or model of the same task, asked the same and drawn beside.")
+        Path | None, typer.Option(help="Another run or model of the same task, compared on the same input.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the picture goes; a new file named after the input if left out.")
