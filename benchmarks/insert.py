@@ -204,7 +204,7 @@ def groups(options: argparse.Namespace) -> list[list[Case]]:
 
 @functools.cache
 def usual_mechanisms(model: str) -> list[str]:
-    """Mechanisms that have usual places in a model and need no options; those of the tables first."""
+    """Mechanisms that have default sites in a model and need no options; those of the tables first."""
     names = sorted(foveal.mechanisms(), key=lambda name: (*(name != known for known in FIRST), name))
     usual = []
     with torch.device("meta"):  # nothing is initialised
@@ -280,7 +280,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a network of timm, torchvision or foveal")
-    parser.add_argument("--mechanism", nargs="+", help="names with options; all with usual places if left out")
+    parser.add_argument("--mechanism", nargs="+", help="names with options; all with default sites if left out")
     parser.add_argument("--preset", choices=PRESETS, help="a list of models and batches instead of one model")
     parser.add_argument("--batch", type=int, default=64 if gpu else 8)
     parser.add_argument("--size", type=int, default=0, help="side of the images; the model's own if left out")

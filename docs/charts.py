@@ -69,11 +69,12 @@ def beside_attention(rows: list[Row]) -> str:
         low, high = f"{ratios[0]:.2f}", f"{ratios[-1]:.2f}"
         return f"{low}×" if low == high else f"{low}–{high}×"
 
-    heads = ", ".join(map(str, sorted({int(row["heads"]) for row in light})))
+    heads = sorted({int(row["heads"]) for row in light})
+    over = f"from the least to the most over {', '.join(map(str, heads))} heads" if heads[1:] else f"{heads[0]} heads"
     lines = [f"| N | {' | '.join(f'd = {width}' for width in widths)} |", "|---:|" + "---:|" * len(widths)]
     lines += [f"| {count:,} | {' | '.join(cell(count, width) for width in widths)} |" for count in counts]
     where = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['dtype']}{code(rows)}."
-    about = f"{where} Time of the loss as a multiple of attention's, from the least to the most over heads: {heads}."
+    about = f"{where} Time of the loss as a multiple of attention's, {over}."
     figures = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in plain_table(rows).splitlines())
     return "\n\n".join([about, "\n".join(lines), figures])
 
@@ -102,26 +103,28 @@ def bars(title: str, rows: list[Row]) -> str:
     """Ratios as horizontal bars on a logarithmic scale, grouped by what was measured, as inline SVG."""
     forms = list(dict.fromkeys(row["form"] for row in rows))
     longest = max(2.0, *(float(row["ratio to plain"]) for row in rows))
-    left, right, line, gap = 118, 372, 15, 9
+    labels = [f"{float(row['ratio to plain']):.2f}× {row['form']}" for row in rows]
+    width, left, line, gap = 480, 118, 15, 9
+    right = width - 12 - LETTER * max(map(len, labels))  # the label of the longest bar is beside it
 
     def across(ratio: float) -> float:
         return left + (right - left) * max(0.0, math.log(ratio)) / math.log(longest)
 
     parts, y, group = [], 30, ""
-    for row in rows:
+    for row, label in zip(rows, labels, strict=True):
         if row["what"] != group:
             y += gap if group else 0
             parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{row["what"]}</text>')
             group = row["what"]
         ratio, ink = float(row["ratio to plain"]), COLOURS[forms.index(row["form"]) % len(COLOURS)]
         parts.append(f'<rect x="{left}" y="{y}" width="{max(1, across(ratio) - left):.1f}" height="12" fill="{ink}"/>')
-        label = f"{ratio:.2f}× {row['form']}"
         parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{label}</text>')
         y += line
     return (
-        f'<svg viewBox="0 0 480 {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'
+        f'<svg viewBox="0 0 {width} {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'
         f'<text x="4" y="14" font-size="12" font-weight="600">{title}</text>{"".join(parts)}</svg>'
     )
 
 
+LETTER = 6  # pixels of a letter in labels, at most on average
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")

@@ -9,6 +9,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Any, get_args, get_type_hints
 
+from result_tables import revision
+
 
 def keys_of(what: str) -> str:
     """The tables of a list of this file, or of a dataclass by its full name."""
@@ -230,11 +232,11 @@ def zoo() -> str:
     from foveal.metric_info import metric_info
     from foveal.runs.zoo import cards
 
-    lines = ["| name | what it answers | trained on | test | recipe, code | licence |", "|---|---|---|---|---|---|"]
+    lines = ["| name | what it answers | trained on | test | recipe, revision | licence |", "|---|---|---|---|---|---|"]
     for name, card in cards().items():
         infos = [(metric_info(key), value) for key, value in card.metrics.items()]
         test = "<br>".join(f"{info.title} {info.with_unit(value, 2)}" for info, value in infos if info.better)
-        made = f"`{card.recipe}`, {card.revision}; {card.hardware}, torch {card.torch}"
+        made = f"`{card.recipe}`, {revision(card.revision)}; {card.hardware}, torch {card.torch}"
         what = f"{card.about} {card.title}, {card.parameters:,} parameters."
         lines.append(f"| `{name}` | {what} | {card.data} | {test} | {made} | {card.licence} |")
     return "\n".join(lines)

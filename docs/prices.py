@@ -11,13 +11,19 @@ PARTS = {"train": "A training step", "infer": "Inference"}
 COMMAND = "    python benchmarks/insert.py --preset h200 --jobs 8 --csv results/bench-insert.csv"
 
 
-def prices(part: str = "", folder: Path = RESULTS) -> str:
-    """Tables of ``train``, ``infer`` or both, one for each hardware: models and mechanisms down, modes across."""
+def prices(what: str = "", folder: Path = RESULTS) -> str:
+    """Tables of ``train``, ``infer`` or both, one for each hardware: models and mechanisms down, modes across.
+
+    ``train short`` has eager steps alone, mechanisms across, without the work of the GPU.
+    """
+    part, _, short = what.partition(" ")
     rows = [row for row in read(folder / "bench-insert.csv") if part in ("", row["part"])]
+    rows = [row for row in rows if row["mode"] == "eager"] if short else rows
     if not rows:
         return f"Not measured yet. This command makes the numbers:\n\n{COMMAND}"
     kinds = dict.fromkeys((row["part"], row["hardware"], row["torch"], row["precision"]) for row in rows)
-    return "\n\n".join(_table(kind, [row for row in rows if _kind(row) == kind]) for kind in sorted(kinds, key=_order))
+    table = _short if short else _table
+    return "\n\n".join(table(kind, [row for row in rows if _kind(row) == kind]) for kind in sorted(kinds, key=_order))
 
 
 def _kind(row: Row) -> tuple[str, ...]:
@@ -45,6 +51,18 @@ def _table(kind: tuple[str, ...], rows: list[Row]) -> str:
     return f"{title}, torch {torch}, {precision}{code(rows)}.\n\n" + "\n".join(lines)
 
 
+def _short(kind: tuple[str, ...], rows: list[Row]) -> str:
+    part, hardware, torch, precision = kind
+    mechanisms = list(dict.fromkeys(row["mechanism"] for row in rows))
+    cells = {(_model(row), row["mechanism"]): _cell(row | {"gpu ratio": "", "first s": ""}) for row in rows}
+    models = dict.fromkeys(_model(row) for row in sorted(rows, key=lambda row: (row["model"], int(row["batch"]))))
+    lines = [f"| | {' | '.join(mechanisms)} |", "|---|" + "---|" * len(mechanisms)]
+    for model in models:
+        lines.append(f"| {' | '.join([model, *(cells.get((model, name), '') for name in mechanisms)])} |")
+    title = f"{PARTS[part]}, times the plain model's time (memory). {hardware}"
+    return f"{title}, torch {torch}, {precision}{code(rows)}.\n\n" + "\n".join(lines)
+
+
 def _model(row: Row) -> str:
     size = "" if row["size"] == "224" else f", {row['size']}×{row['size']}"
     return f"{row['model']}, batch {row['batch']}{size}"
@@ -61,7 +79,8 @@ def _cell(row: Row) -> str:
     '1.42× (1.05×; GPU 1.10×)'
     """
     if row["error"]:
-        return "no usual place" if "no usual place" in row["error"] else "does not run"
+        without = any(words in row["error"] for words in ("no default site", "no usual place"))  # and of older code
+        return "no default site" if without else "does not run"
     later = f"; {float(row['first s']) - float(row['plain first s']):+.1f} s" if row["first s"] else ""
     gpu = f"; GPU {float(row['gpu ratio']):.2f}×" if row.get("gpu ratio") else ""
     return f"{float(row['time ratio']):.2f}× ({float(row['memory ratio']):.2f}×{gpu}{later})"

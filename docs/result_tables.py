@@ -270,10 +270,19 @@ def code(rows: Iterable[Row]) -> str:
     """By which revisions of foveal rows were made.
 
     >>> code([{"revision": "until 5bb5d86"}, {"revision": "a2e8be3"}, {"revision": ""}])
-    '; code a2e8be3, until 5bb5d86'
+    '; revision a2e8be3, 5bb5d86 or earlier'
     """
     revisions = sorted({row["revision"] for row in rows if row.get("revision")})
-    return f"; code {', '.join(revisions)}" if revisions else ""
+    return f"; revision {', '.join(map(revision, revisions))}" if revisions else ""
+
+
+def revision(recorded: str) -> str:
+    """A revision as a reader understands it; of rows that do not name theirs, the commit that recorded them is known.
+
+    >>> revision("until 5bb5d86")
+    '5bb5d86 or earlier'
+    """
+    return f"{recorded.removeprefix('until ')} or earlier" if recorded.startswith("until ") else recorded
 
 
 def older_signs(rows: Collection[Row]) -> dict[str, str]:

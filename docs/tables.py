@@ -8,8 +8,8 @@ A table stands between two marks, so that it can be read in the repository as we
     <!-- keys:foveal.recipe.Train -->                <!-- /keys -->       keys of a dataclass, from its docstring
     <!-- keys:optimisers -->                         <!-- /keys -->       further lists of docs/listings.py: schedules,
                                                                          averages, tasks, data
-    <!-- prices:train -->                            <!-- /prices -->     of results/bench-insert.csv; without a
-                                                                         part, training and inference
+    <!-- prices:train short -->                      <!-- /prices -->     of results/bench-insert.csv; without a part,
+                                                                         training and inference in all modes
     <!-- datasets -->                                <!-- /datasets -->   what is registered
     <!-- models -->                                  <!-- /models -->
     <!-- zoo -->                                     <!-- /zoo -->        cards of trained models

@@ -132,7 +132,7 @@ def test_an_unfinished_run(call, run, tmp_path):
     (tmp_path / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
     status, _, err = call("test", tmp_path)
     assert status == 2
-    assert f"is the run finished? `foveal train {tmp_path}` goes on with it" in err
+    assert f"is the run finished? `foveal train {tmp_path}` resumes it" in err
 
 
 def test_testing_a_run_that_cannot_be_written_shows_the_result(call, run, monkeypatch):
@@ -248,7 +248,7 @@ def test_predict_beside_another_run(call, classifiers, photo, tmp_path):
 def test_predict_beside_a_run_of_another_task(call, run, classifiers, photo):
     status, _, err = call("predict", run, photo, "7", "--beside", classifiers / "aw_se")
     assert status == 2
-    assert "is a run of task classify and cannot stand beside" in err
+    assert "is a run of task classify and cannot be compared with" in err
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_runs_that_fail_by_a_mistake_are_status_2(call, monkeypatch, tmp_path, p
     ended = call("demo", "--jobs", 1, "--out", tmp_path)
     assert ended.status == status
     assert "5 run(s) failed; the first: demo/refer/" in ended.err
-    assert "The same command goes on with the rest" in ended.err
+    assert "The same command resumes with the rest" in ended.err
 
 
 # Reproduce and compare --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import charts
@@ -21,13 +22,25 @@ def test_center_mass_stands_beside_attention(tmp_path: Path) -> None:
     ]
     (tmp_path / "bench-center-mass.csv").write_text("\n".join([HEADER, *rows, ""]), encoding="utf-8")
     lines = charts.bench("center-mass", tmp_path).splitlines()
-    assert lines[0].startswith("some GPU, torch 2.11, bfloat16; code until abc.")
-    assert lines[0].endswith("over heads: 1, 4.")
+    assert lines[0].startswith("some GPU, torch 2.11, bfloat16; revision abc or earlier.")
+    assert lines[0].endswith("over 1, 4 heads.")
     table = lines.index("| N | d = 32 | d = 64 |")
     assert lines[table + 2 : table + 4] == ["| 256 | 2.00× |  |", "| 1,024 | 0.80–1.25× | 1.10× |"]
     assert '??? note "All figures"' in lines
-    assert "    batch 8, bfloat16, 1.0, 2.0, some GPU, 2.11; code until abc." in lines
+    assert "    batch 8, bfloat16, 1.0, 2.0, some GPU, 2.11; revision abc or earlier." in lines
     assert "    | light | 1024 | 32 | 4 | 1.254 | 1.254 |" in lines
+
+
+def test_labels_of_bars_end_within_the_chart() -> None:
+    rows = [
+        {"what": "a step", "form": form, "ratio to plain": ratio}
+        for form, ratio in (("fused", "1.2"), ("aw_cbam_cifar_resnet20", "9.38"))
+    ]
+    chart = charts.bars("step", rows)
+    right = float(re.search(r'viewBox="0 0 (\d+)', chart)[1])
+    labels = re.findall(r'<text x="([\d.]+)" y="\d+">([^<]+)</text>', chart)
+    assert [label for _, label in labels] == ["1.20× fused", "9.38× aw_cbam_cifar_resnet20"]
+    assert all(float(x) + 5.5 * len(label) < right for x, label in labels)
 
 
 def test_rows_of_benchmarks_say_which_revision_measured_them() -> None:

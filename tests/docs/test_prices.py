@@ -11,6 +11,8 @@ ROWS = {
     "compiled": "resnet50,64,224,aw,default,train,bf16,NVIDIA H200,2.11.0,1.1,1.01,40,30,\n",
     "failed": "resnet50,64,320,se,default,train,bf16,NVIDIA H200,2.11.0,,,,,RuntimeError: no\n",
     "late": "resnet50,64,224,spatial,eager,train,bf16,NVIDIA H200,2.11.0,1.5,1.1,2,1,\n",
+    "larger": "resnet50,256,224,aw,eager,train,bf16,NVIDIA H200,2.11.0,1.05,1,2,1,\n",
+    "refused": "resnet50,64,224,se,eager,train,bf16,NVIDIA H200,2.11.0,,,,,UserError: R has no usual place for 'se'\n",
     "inference": "resnet50,64,224,aw,eager,infer,bf16,NVIDIA H200,2.11.0,1.2,1,0.5,0.6,\n",
     "cpu": 'resnet18,16,224,aw,eager,train,fp32,"CPU, 2 threads",2.15.0,1.3,1.5,1,1,\n',
 }
@@ -53,8 +55,18 @@ def test_mechanisms_of_a_model_stand_together(tmp_path):
     ]
 
 
+def test_a_short_table_has_eager_steps_and_mechanisms_across(tmp_path):
+    text = prices.prices("train short", write(tmp_path, "eager", "compiled", "late", "larger", "refused", "inference"))
+    assert text.splitlines()[2:] == [
+        "| | aw | spatial | se |",
+        "|---|---|---|---|",
+        "| resnet50, batch 64 | 1.32× (1.02×) | 1.50× (1.10×) | no default site |",
+        "| resnet50, batch 256 | 1.05× (1.00×) |  |  |",
+    ]
+
+
 def test_the_revision_is_said(tmp_path):
     file = write(tmp_path, "eager") / "bench-insert.csv"
     head, row = file.read_text(encoding="utf-8").splitlines()
     file.write_text(f"{head},revision\n{row},abc\n{row},until def\n", encoding="utf-8")
-    assert "NVIDIA H200, torch 2.11.0, bf16; code abc, until def." in prices.prices("train", tmp_path)
+    assert "NVIDIA H200, torch 2.11.0, bf16; revision abc, def or earlier." in prices.prices("train", tmp_path)

@@ -187,11 +187,11 @@ def test_pages_say_which_rows_are_of_older_code(tmp_path: Path) -> None:
     text = result_tables.results("hattnet", tmp_path)
     assert "| HAttNet-CTX | 98.00 ± 0.12† (98.51) |" in text
     assert "| HARD | 98.00 ± 0.12 (98.51) |" in text
-    assert "some GPU, torch 2.9; code abc, def. † Older code: lr changed." in text
+    assert "some GPU, torch 2.9; revision abc, def. † Older code: lr changed." in text
     (tmp_path / "hattnet.csv").write_text("\n".join(lines[:2]), encoding="utf-8")
     text = result_tables.results("hattnet", tmp_path)
     assert "| HAttNet-CTX | 98.00 ± 0.12 (98.51) |" in text
-    assert "code abc. Older code: lr changed." in text
+    assert "revision abc. Older code: lr changed." in text
 
 
 def test_accuracy_against_costs_and_the_papers_conclusions(tmp_path: Path) -> None:

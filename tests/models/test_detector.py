@@ -132,8 +132,8 @@ def test_a_single_map_of_stride_16():
         ({"min_size": 900}, "no more than max_size"),
         ({"caffe": True}, "bottleneck blocks"),
         ({"proposals_test": 0, "regions": 0}, "proposals_test=0, regions=0: expected at least 1"),
-        ({"backbone": "squeezenet1_0"}, "cannot put out feature maps"),
-        ({"backbone": "vit_b_16"}, "cannot put out feature maps"),
+        ({"backbone": "squeezenet1_0"}, "cannot return feature maps"),
+        ({"backbone": "vit_b_16"}, "cannot return feature maps"),
     ],
 )
 def test_what_cannot_be_built(options, message):

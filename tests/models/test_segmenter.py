@@ -75,7 +75,7 @@ def test_a_backbone_that_cannot_be_dilated():
         ({"backbone": "resnet19"}, "did you mean 'resnet18'"),
         ({"options": {"no_such_option": 1}}, "no_such_option"),
         ({"caffe": True}, "such as resnet50, not for resnet18"),
-        ({"features": (3, 9)}, "cannot put out feature maps"),
+        ({"features": (3, 9)}, "cannot return feature maps"),
     ],
 )
 def test_bad_options(options, message):

@@ -230,7 +230,7 @@ def test_what_is_not_yaml(text, write):
 
 
 def test_a_key_that_stands_twice(write):
-    with pytest.raises(UserError, match="line 4: the key 'data' stands in line 2 already"):
+    with pytest.raises(UserError, match="line 4: the key 'data' is already in line 2"):
         load(write(MINIMAL + "data: {name: mbg}\n"))
 
 

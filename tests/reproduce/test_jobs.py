@@ -146,5 +146,5 @@ def test_stopping_the_first_process_stops_all_and_starts_nothing_new(tmp_path, s
         message = child.wait(60).stderr  # of the last of the processes too
     finally:
         child.stop_all()
-    assert ("InterruptedRunError: stopped. The same command goes on" in message) == (stop == signal.SIGINT)
+    assert ("InterruptedRunError: stopped. The same command resumes" in message) == (stop == signal.SIGINT)
     assert len(list(out.glob("*/recipe.yaml"))) == 2

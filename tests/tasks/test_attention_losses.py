@@ -214,7 +214,7 @@ def test_of_several_true_classes_the_best_scoring_one(tmp_path, own_losses):
         ("{loss: 'my_losses:sharper'}", r"loss\.attention\.look\.loss=my_losses:sharper .*use module:function"),
         ("{loss: 'no_module:sharp'}", r"loss\.attention\.look\.loss=no_module:sharp .*use module:function"),
         ("{loss: ':sharp'}", "use module:function"),
-        ("{loss: 'my_losses:limit'}", "is no function but int"),
+        ("{loss: 'my_losses:limit'}", "is not a function but int"),
         ("{loss: mask, on: class_maps, at: layer3}", "use on: records"),
         ("mask", r"loss\.attention\.look: expected a section"),
     ],

@@ -94,8 +94,8 @@ class RelativeAttention(Attends):
     def reset_parameters(self) -> None:
         """Xavier-uniform projections, u and v uniform in ±1/√(2d).
 
-        Those of query, key and value are √2 smaller, as in PyTorch and fairseq: training is much faster. So V^R R,
-        whose code has half the square norm of a normalised x, starts as large as V^C x.
+        Those of query, key and value are √2 smaller, as in PyTorch and fairseq. So V^R R, whose code has half the
+        square norm of a normalised x, starts as large as V^C x.
         """
         contents = self.inputs.weight.split(self.channels)
         for part in contents if self.query is None else (*contents, self.query.weight):

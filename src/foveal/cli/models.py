@@ -21,7 +21,7 @@ from foveal.errors import unknown
 def sites(
     model: Annotated[str, typer.Argument(help="A timm or torchvision model, or one of foveal's.")],
     mechanism: Annotated[str, typer.Option(help="What would be inserted; see foveal list mechanisms.")] = "aw",
-    at: Annotated[str | None, typer.Option(help="A glob on layer names; the usual places if left out.")] = None,
+    at: Annotated[str | None, typer.Option(help="A glob on layer names; the default sites if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
     """Dry run: where attention would go in a model, and what it would cost."""

@@ -80,7 +80,7 @@ def predict(
     ],
     beside: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run or model of the same task, asked the same and drawn beside; may be repeated."),
+        typer.Option(help="Another run or model of the same task, compared on the same input; may be repeated."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Where the picture goes; a new file named after the input if left out.")

@@ -26,7 +26,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("runs"),
     jobs: Annotated[int, typer.Option(help="Models trained side by side.")] = 2,
 ) -> None:
-    """Train five attention models to find the asked-for digit, and look at where they look."""
+    """Train the models of a table on embedded data, and write a report that shows where they look."""
     from foveal.reproduce import cells, find_table, run_all
 
     say(f"{table}: {find_table(table).about}")
@@ -59,7 +59,7 @@ def _show_metrics(cells: Sequence[Cell]) -> None:
 def list_(
     what: Annotated[str | None, typer.Argument(help=f"{', '.join(LISTS)}; all if left out.")] = None,
 ) -> None:
-    """List what there is."""
+    """List recipes, tables, models, datasets and everything else with a name."""
     if what is not None and what not in LISTS:
         raise unknown("list", what, LISTS)
     for name in LISTS if what is None else [what]:
@@ -69,18 +69,18 @@ def list_(
 def reproduce(
     table: Annotated[str, typer.Argument(help="A paper's table, e.g. hattnet/table1; see foveal list tables.")],
     overrides: Overrides = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every cell.")] = 1,
-    first_seed: Annotated[int, typer.Option(help="Seed of the first of them.")] = 0,
-    only: Annotated[list[str] | None, typer.Option(help="Only cells with this name, or a pattern; several.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds per cell.")] = 1,
+    first_seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    only: Annotated[list[str] | None, typer.Option(help="Only cells of this name or pattern; repeatable.")] = None,
     jobs: Annotated[int, typer.Option(help="Runs side by side.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for all runs; a finished cell is not run again.")] = Path("runs"),
     csv: Annotated[Path | None, typer.Option(help="Add the rows to this file.")] = None,
-    missing: Annotated[bool, typer.Option("--missing", help="Leave out seeds that the file has.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command goes on.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="Skip seeds that the CSV file has.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Stop after this time; the same command resumes.")] = None,
     finished: Annotated[bool, typer.Option("--finished", help="Run nothing; show what is finished.")] = False,
     data: Data = None,
 ) -> None:
-    """Run every cell of a paper's table and put ours beside the published number."""
+    """Run every cell of a paper's table and print our numbers beside the published ones."""
     from foveal.reproduce import cells, run_all, summarise, write_csv
 
     with quick_imports():
@@ -113,7 +113,7 @@ def reproduce(
         say_written("Report", report(todo[0].out.parents[1]))
     waiting = sum(not cell.done for cell in todo) - len(failures)
     if waiting:
-        say(f"stopped after {minutes:g} minutes: {waiting} of {count} runs are not finished; the same command goes on")
+        say(f"stopped after {minutes:g} minutes: {waiting} of {count} runs are not finished; the same command resumes")
     _fail(failures)
 
 
@@ -203,4 +203,4 @@ def _show_comparisons(comparisons: Sequence[tuple[str, str, Comparison]]) -> Non
 def _fail(failures: Sequence[Failure]) -> None:
     if failures:
         kind = UserError if all(isinstance(failure.error, UserError) for failure in failures) else TrainingError
-        raise kind(f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command goes on with the rest")
+        raise kind(f"{len(failures)} run(s) failed; the first: {failures[0]}. The same command resumes with the rest")

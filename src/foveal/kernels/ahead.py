@@ -1,4 +1,4 @@
-"""Compile the kernels of a function side by side, before it runs: one after the other they take many seconds.
+"""Compile the kernels of a function in parallel threads, before it runs.
 
 Triton compiles a kernel when it is first launched. :func:`compile_ahead` runs a function without launching anything:
 every kernel it would launch is compiled in a thread. The first real launch waits for that.

@@ -1,8 +1,8 @@
 """Repeat what a function launched and allocated, without running the function again.
 
-A fused layer is some ten launches, and the Python that prepares them takes longer than the GPU takes to run them. All
-of it depends on shapes and options alone. So it runs twice for each of them: the first call compiles, the second is
-recorded, and later ones repeat the record with the addresses of new tensors. It is a CUDA graph whose addresses are
+A fused layer is some ten launches, and the Python that prepares them can take longer than the GPU takes to run them.
+All of it depends on shapes and options alone. So it runs twice for each of them: the first call compiles, the second is
+recorded, and later ones replay the record with the addresses of new tensors. It is a CUDA graph whose addresses are
 free. Where possible that is done in C (:mod:`.replay`).
 
 A function that is recorded allocates through :func:`empty`, :func:`empty_strided` and :func:`empty_like` only, launches

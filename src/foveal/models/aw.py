@@ -1,7 +1,7 @@
 """ResNets and MobileNet with AW-convolution, squeeze and excitation, and CBAM.
 
 "An Attention Module for Convolutional Neural Networks" (ICANN 2021, https://arxiv.org/abs/2108.08205). The networks are
-timm's with attention inserted at the mechanisms' usual sites. Parameter counts are the published ones, except that
+timm's with attention inserted at the mechanisms' default sites. Parameter counts are the published ones, except that
 AW-ResNet-101 has 44.86 million parameters and the paper says 44.95, which its text does not explain.
 
 The stride of a downsampling bottleneck is in its first 1×1 convolution, as in the networks whose FLOPs the paper
@@ -110,7 +110,7 @@ def attended_mobilenet(
 def attend(
     model: nn.Module, aw: bool, gate: str | None, reduction: int, pools: list[str] | None, spatial: bool, start: Any
 ) -> nn.Module:
-    """Insert mechanisms at their usual sites and return the model; options as in :func:`attended_resnet`."""
+    """Insert mechanisms at their default sites and return the model; options as in :func:`attended_resnet`."""
     if aw:
         insert(model, "aw", start=start, reduction=reduction)
     if gate == "se":

@@ -1,11 +1,11 @@
 """Beam search for many sentences at once, on the device.
 
-All translations of a batch grow by one token at a time. Nothing is asked of the device but, every few tokens, whether
-all sentences are finished. On a GPU a step, from the embeddings to the choice of the next tokens, is captured as a CUDA
-graph after the first two and then replayed, so that Python's launches cost nothing.
+All translations of a batch grow by one token at a time. The only synchronisation with the device is to ask, every few
+tokens, whether all sentences are finished. On a GPU a step, from the embeddings to the choice of the next tokens, is
+captured as a CUDA graph after the first two and then replayed, so that Python launches one graph a step.
 
 The result is the translation with the best score by length penalty (Wu et al., https://arxiv.org/abs/1609.08144,
-equation 14, without coverage). A sentence is finished when none that still goes on can reach the best that has ended,
+equation 14, without coverage). A sentence is finished when no unfinished translation can reach the best finished one,
 however long it becomes. With one beam it is finished at the first end, which is greedy search.
 """
 

@@ -90,7 +90,7 @@ def insert_all(model: nn.Module, section: Any) -> None:
             raise UserError(f"{key}.at: expected a glob on layer names or a list of them, got {at!r}")
         backbone = getattr(model, "backbone", None)
         try:
-            # The usual sites of a network with heads of its own are those of its backbone; insert knows a detector's.
+            # The default sites of a network with heads of its own are those of its backbone; insert knows a detector's.
             usual = at is None and look_up(settings["mechanism"]).in_backbone and not pretrained_part(model)[1]
             insert(backbone if usual and isinstance(backbone, nn.Module) else model, **settings)
         except (UserError, TypeError) as error:

@@ -238,7 +238,7 @@ def chosen_maps(
 def no_maps(name: str, error: Exception) -> UserError:
     """The error of a backbone that cannot be taken apart."""
     reason = " ".join(str(error).split())
-    return UserError(f"backbone={name} cannot put out feature maps ({reason}); use another one, such as resnet50")
+    return UserError(f"backbone={name} cannot return feature maps ({reason}); use another one, such as resnet50")
 
 
 def freeze_first(body: nn.Module, count: int, name: str) -> None:

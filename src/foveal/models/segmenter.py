@@ -147,7 +147,7 @@ def _undilated(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 def _no_features(name: str, error: Exception) -> UserError:
     reason = " ".join(str(error).split())
-    return UserError(f"model.backbone={name} cannot put out feature maps ({reason}); use another one, such as resnet50")
+    return UserError(f"model.backbone={name} cannot return feature maps ({reason}); use another one, such as resnet50")
 
 
 def stride_first(model: nn.Module, name: str) -> None:

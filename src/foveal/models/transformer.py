@@ -220,7 +220,7 @@ class Transformer(nn.Module):
         if positions not in ("relative", "absolute"):
             raise UserError(f"positions={positions!r}: expected relative or absolute")
         if cross == DYNAMIC:
-            raise UserError("cross=dynamic: a convolution cannot stand between two sentences; use four digits")
+            raise UserError("cross=dynamic: a convolution cannot connect two sentences; use four digits")
         if channels % 2 or layers < 1 or not kernels:
             raise UserError("expected an even number of channels, at least one layer and at least one of kernels")
         self.channels, self.padding, self.absolute = channels, padding, positions == "absolute"

@@ -54,7 +54,7 @@ def parse_yaml(text: str) -> Any:
     >>> parse_yaml("a: 1\na: 2")
     Traceback (most recent call last):
     ...
-    yaml.error.YAMLError: line 2: the key 'a' stands in line 1 already
+    yaml.error.YAMLError: line 2: the key 'a' is already in line 1
     """
     _check(text)
     try:
@@ -112,7 +112,7 @@ class _Open:
             line = _line(event)
             if event.value in self.key_lines:
                 first = self.key_lines[event.value]
-                raise yaml.YAMLError(f"line {line}: the key {event.value!r} stands in line {first} already")
+                raise yaml.YAMLError(f"line {line}: the key {event.value!r} is already in line {first}")
             self.key_lines[event.value] = line
         self.key_is_next = not self.key_is_next
 
@@ -127,7 +127,7 @@ def _check(text: str) -> None:
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor is None or event.anchor in [outer.anchor for outer in opened]:
-                raise yaml.YAMLError(f"line {_line(event)}: *{event.anchor} stands inside itself")
+                raise yaml.YAMLError(f"line {_line(event)}: *{event.anchor} contains itself")
             opened[-1].take(event, sizes.get(event.anchor, 1))
         elif isinstance(event, yaml.ScalarEvent):
             opened[-1].take(event, 1)

@@ -30,9 +30,9 @@ class Train:
         precision: ``32`` (matrix products in TF32 on a GPU), or ``bf16`` or ``16`` (automatic mixed precision).
         compile: compile the training step with torch.compile.
         repeatable: the same seed gives the same weights on a GPU as well: cuDNN does not search for the fastest
-            convolutions, and PyTorch uses deterministic algorithms, with a warning where it has none. Slower.
+            convolutions, and PyTorch uses deterministic algorithms, with a warning where it has none. May be slower.
         threads_backward: let PyTorch run the backward pass in threads of its own; ``false`` runs it in the thread of
-            the step, which is faster where Python's launches are the bottleneck (small models on a GPU).
+            the step, which may be faster for small models on a GPU.
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch. The
             strategy ``fsdp2`` splits the weights over all processes.
         sync_batchnorm: batch norm statistics over all processes (GPU only).

@@ -132,12 +132,12 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int, until: f
                 bars.update()
         except BrokenProcessPool as error:
             raise TrainingError(
-                "a process died, perhaps for lack of memory; fewer --jobs need less. The same command goes on"
+                "a process died, perhaps for lack of memory; fewer --jobs need less. The same command resumes"
             ) from error
         except BaseException as stop:  # whatever it was, nobody waits for the results any more
             _kill(others)
             if isinstance(stop, KeyboardInterrupt):
-                raise InterruptedRunError("stopped. The same command goes on where this one was") from stop
+                raise InterruptedRunError("stopped. The same command resumes where this one ended") from stop
             raise
 
 

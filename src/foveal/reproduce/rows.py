@@ -71,7 +71,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> list[Row]:
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(others + added)
-    write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command goes on")
+    write_text(path, text.getvalue(), "Free some space or choose another --csv; the same command resumes")
     return added
 
 

@@ -171,7 +171,7 @@ class RunFolder:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
         except FileNotFoundError as error:
             raise RunError(
-                f"{path} is missing; is the run finished? `foveal train {quoted(self.path)}` goes on with it"
+                f"{path} is missing; is the run finished? `foveal train {quoted(self.path)}` resumes it"
             ) from error
         except (OSError, SafetensorError, ValueError) as error:
             command = "train" if name == "weights.safetensors" else "test"

@@ -107,5 +107,5 @@ def find_loss(name: str, key: str) -> Callable[..., Tensor]:
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"loss.attention.{key}.loss={name} cannot be loaded: {error}; use module:function") from error
     if not callable(loss):
-        raise UserError(f"loss.attention.{key}.loss={name} is no function but {type(loss).__name__}")
+        raise UserError(f"loss.attention.{key}.loss={name} is not a function but {type(loss).__name__}")
     return loss

@@ -88,8 +88,8 @@ def predict(
     for other in runs[1:]:
         if other.recipe.task != first.recipe.task:
             raise UserError(
-                f"{other.folder} is a run of task {other.recipe.task} and cannot stand beside {first.folder} of task "
-                f"{first.recipe.task}"
+                f"{other.folder} is a run of task {other.recipe.task} and cannot be compared with {first.folder} of "
+                f"task {first.recipe.task}"
             )
     task = registry.tasks.get(first.recipe.task)
     known = {key: value for key, value in options.items() if value not in (None, [], ())}

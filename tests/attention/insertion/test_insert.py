@@ -508,7 +508,7 @@ def test_at_that_matches_nothing(mechanism, at, message):
 
 
 def test_a_model_without_a_usual_place():
-    with pytest.raises(UserError, match=r"Sequential has no usual place for 'aw': .*; choose layers with at="):
+    with pytest.raises(UserError, match=r"Sequential has no default site for 'aw': .*; choose layers with at="):
         foveal.insert(nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()), "aw")
     with pytest.raises(UserError, match="Sequential has no layer with 2-D feature maps"):
         foveal.insert(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), "se")

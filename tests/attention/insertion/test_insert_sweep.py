@@ -89,10 +89,10 @@ def prepared(architecture, size=(64, 64)):
 
 
 def refused(model, architecture, mechanisms):
-    """Those of some mechanisms that the model has no usual place for; inserting them says so."""
+    """Those of some mechanisms that the model has no default site for; inserting them says so."""
     without = tuple(name for name in mechanisms if name in NO_PLACE.get(architecture, ()))
     for mechanism in without:
-        with pytest.raises(UserError, match="no usual place"):
+        with pytest.raises(UserError, match="no default site"):
             foveal.insert(model, mechanism)
     return without
 

@@ -47,7 +47,7 @@ def test_a_box_that_is_too_thin_for_float32_is_left_out():
 
 @pytest.mark.parametrize("box", [(5, 1, 4, 9), (1, 5, 9, 4), (float("nan"), 1, 2, 3), (1, 1, float("inf"), 3)])
 def test_what_is_no_box(box):
-    with pytest.raises(DataError, match=r"boxes\.json: the box .* in image a\.jpg is none"):
+    with pytest.raises(DataError, match=r"boxes\.json: the box .* in image a\.jpg is not valid"):
         checked(image(Thing(box, 1)), SOURCE)
 
 

@@ -116,7 +116,7 @@ def test_a_tagger_of_your_own(monkeypatch):
         find_tagger("my_taggers:nothing")
     with pytest.raises(UserError, match="my_taggers:silent returned NoneType; expected a list"):
         find_tagger("my_taggers:silent")(["a"])
-    with pytest.raises(UserError, match="my_taggers:table is no function but dict"):
+    with pytest.raises(UserError, match="my_taggers:table is not a function but dict"):
         find_tagger("my_taggers:table")
 
 

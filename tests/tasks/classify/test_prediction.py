@@ -98,7 +98,7 @@ def test_true_classes_by_name() -> None:
 
 def test_a_run_of_another_task_cannot_stand_beside(runs, tmp_path) -> None:
     fit(tiny_recipe(tmp_path, "train.epochs=1"), tmp_path / "refer", progress=False)
-    with pytest.raises(UserError, match=r"of task refer and cannot stand beside .* of task classify"):
+    with pytest.raises(UserError, match=r"of task refer and cannot be compared with .* of task classify"):
         predict(runs / "plain", runs / "photo.png", beside=tmp_path / "refer")
 
 

@@ -184,7 +184,7 @@ def check_order(order: int) -> None:
 
 @contextmanager
 def twice_differentiable(order: int, taps: Taps) -> Iterator[None]:
-    """For order 2, operations without a second derivative, or with a slow one, run in forms that have a fast one.
+    """For order 2, operations without a second derivative run in forms that have one, and some others in forms of ours.
 
     Args:
         order: 1 or 2.

@@ -80,7 +80,7 @@ def usual_sites(model: nn.Module, name: str, mechanism: type[Mechanism]) -> list
     in_blocks = [site for site in sites if not between(site, family)]
     if sites and not in_blocks:
         raise UserError(
-            f"{type(model).__name__} has no usual place for {name!r}: only its stem and what reduces the resolution "
+            f"{type(model).__name__} has no default site for {name!r}: only its stem and what reduces the resolution "
             "are such convolutions; choose layers with at="
         )
     return in_blocks
@@ -99,22 +99,22 @@ def _reason_against(model: nn.Module, family: str, name: str, *, at_ends: bool, 
     unfused = any(matches(layer, UNFUSED.get(family, "")) for layer in layers)
     if unfused and (inside or family not in FUSED_ENDS):
         return (
-            f"has no usual place for {name!r}: its blocks sum parallel branches, so that no layer computes what a "
+            f"has no default site for {name!r}: its blocks sum parallel branches, so that no layer computes what a "
             "block does; fuse them first, with timm.utils.reparameterize_model"
         )
     if family in CELLS and at_ends:
         return (
-            f"has no usual place for {name!r}: its cells join sums of layers, so that no layer is the end of a cell; "
+            f"has no default site for {name!r}: its cells join sums of layers, so that no layer is the end of a cell; "
             "choose layers with at="
         )
     if inside and any(matches(layer, BRANCHES.get(family, "")) for layer in layers):
         return (
-            f"has no usual place for {name!r}: its blocks join parallel branches, so that none of their convolutions "
+            f"has no default site for {name!r}: its blocks join parallel branches, so that none of their convolutions "
             "is the one that looks around; choose layers with at="
         )
     if inside and family == "hrnet":
         return (
-            f"has no usual place for {name!r}: it keeps all resolutions side by side, so that there are no last "
+            f"has no default site for {name!r}: it keeps all resolutions side by side, so that there are no last "
             "stages; choose layers with at="
         )
     return None

@@ -76,7 +76,7 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
         if usual and not selected:
             first = layers[usual[0]]
             raise UserError(
-                f"{name!r} cannot be put on {usual[0]} ({type(first).__name__}) or other usual places: "
+                f"{name!r} cannot be put on {usual[0]} ({type(first).__name__}) or other default sites: "
                 f"{mechanism.serves(first)}"
             )
         if not selected:
@@ -102,10 +102,10 @@ def _select(model: nn.Module, name: str, mechanism: type[Mechanism], at: At, lay
 
 
 def _no_place(model: nn.Module, name: str, layers: Iterable[nn.Module]) -> UserError:
-    """The error for a network without a usual place; one without any 2-D layer is not told to choose one."""
+    """The error for a network without a default site; one without any 2-D layer is not told to choose one."""
     if any(channels_of(layer) is not None for layer in layers):
         return UserError(
-            f"{type(model).__name__} has no usual place for {name!r}: its blocks have no layer of the kind that it "
+            f"{type(model).__name__} has no default site for {name!r}: its blocks have no layer of the kind that it "
             "suits; choose layers with at="
         )
     return UserError(
@@ -183,13 +183,13 @@ def insert(
     Args:
         model: any module.
         mechanism: one of :func:`foveal.mechanisms`.
-        at: None for the mechanism's usual layers, a glob on module names, a list of them, or a predicate
+        at: None for the mechanism's default sites, a glob on module names, a list of them, or a predicate
             ``(name, module) -> bool``.
         start: ``identity``: the model computes what it computed before, to float tolerance, and learns from there;
             ``paper``: the paper's initialisation.
         stack: allow a layer that already has this mechanism to get it once more.
         before: put a gate on the input of the layers, which must be convolutions, instead of their output; None for
-            what is usual at the usual layers, and the output of others.
+            the mechanism's default at its default sites, and the output of others.
         **options: of the mechanism.
 
     Returns:

@@ -155,7 +155,7 @@ def _unwrapped(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def block_ends(model: nn.Module) -> list[str]:
-    """Names of the usual layers for a gate: the last norm of every block, before the shortcut is added.
+    """Names of the default sites for a gate: the last norm of every block, before the shortcut is added.
 
     In a block whose norms come before its convolutions (pre-activation), the last convolution. In a depthwise-separable
     block (a depthwise and a pointwise convolution), both norms. In a model without blocks, the norm that follows each
@@ -191,7 +191,7 @@ def attention_prefixes(model: nn.Module) -> tuple[str, ...]:
 
 
 def spatial_convolutions(model: nn.Module) -> list[str]:
-    """Names of the usual layers for kernel attention: dense convolutions wider than 1×1, except those of the stem.
+    """Names of the default sites for kernel attention: dense convolutions wider than 1×1, except those of the stem.
 
     The stem is the first convolution and the others before the first block that are in another part of the model. Where
     such a convolution is split into a depthwise and a pointwise one (MobileNet), it is the pointwise one. Convolutions

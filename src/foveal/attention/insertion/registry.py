@@ -71,7 +71,7 @@ class Mechanism(Attends):
         before: whether it attends to the layer's input instead of its output.
         settings: start and options that it was inserted with.
         filled: arguments that ``for_layer`` takes from the layer; they are not options of :func:`foveal.insert`.
-        in_backbone: whether its usual place in a detector or segmenter is the backbone.
+        in_backbone: whether its default site in a detector or segmenter is the backbone.
         stages: number of last stages inside whose blocks it usually goes; 0 if it goes elsewhere.
     """
 

@@ -182,7 +182,7 @@ class ReferenceData:
         return sources
 
     def scenes(self, split: str, device: torch.device | str = "cpu", epoch: int = 0) -> Scenes:
-        """The images of ``split``; on the CPU they are cached on disk, elsewhere they are painted faster than read."""
+        """The images of ``split``; on the CPU they are cached on disk, elsewhere they are painted again."""
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
         fresh = self.options.fresh and split == "train"

@@ -73,8 +73,8 @@ def checked(image: Annotated, source: Path) -> Annotated:
         left, top, right, bottom = thing.box
         if not all(map(math.isfinite, thing.box)) or right < left or bottom < top:
             raise DataError(
-                f"{source}: the box {_shown(thing.box)} in image {image.file.name} is none; expected finite numbers, "
-                "left ≤ right and top ≤ bottom"
+                f"{source}: the box {_shown(thing.box)} in image {image.file.name} is not valid; expected finite "
+                "numbers, left ≤ right and top ≤ bottom"
             )
         box = (max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
         if min(box[2] - box[0], box[3] - box[1]) < LEAST_SIDE:

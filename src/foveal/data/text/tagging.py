@@ -123,7 +123,7 @@ def _named(module: str, function: str) -> Tagger:
     except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last two of names such as "" and ".a"
         raise UserError(f"the tagger {module}:{function} cannot be loaded: {error}; use module:function") from error
     if not callable(own):
-        raise UserError(f"the tagger {module}:{function} is no function but {type(own).__name__}")
+        raise UserError(f"the tagger {module}:{function} is not a function but {type(own).__name__}")
 
     def tag(tokens: Sequence[str]) -> list[Tag]:
         result = own(list(tokens))

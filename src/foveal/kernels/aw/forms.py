@@ -1,4 +1,4 @@
-"""Which form of AW-convolution is the fastest for a shape. All give the same result."""
+"""Which form of AW-convolution is used for a shape. All give the same result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_WORK = 2**23  # multiplications in a sample's convolution, for a loop over
 
 
 def form_for(path: Path, x: Tensor, conv: nn.Conv2d, weight: Tensor, constant_in: bool) -> Path:
-    """The form for this input: ``path``, or with ``auto`` the fastest one for the shape.
+    """The form for this input: ``path``, or with ``auto`` one chosen by device and shape.
 
     Args:
         path: what was asked for.

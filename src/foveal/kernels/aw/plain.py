@@ -12,12 +12,12 @@ from torch import Tensor
 
 from foveal.compat import forward_mode_active, transforms_active
 
-_first_order_only = True  # whether forms with a slow second derivative, or none when compiled, may be used
+_first_order_only = True  # whether forms without a usable second derivative may be used
 
 
 @contextlib.contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Inside, mechanisms use forms that have a second derivative, as fast as the first. Not thread-safe."""
+    """Inside, mechanisms use forms that have a second derivative. Not thread-safe."""
     global _first_order_only
     before, _first_order_only = _first_order_only, False
     try:
@@ -27,7 +27,7 @@ def differentiable_twice() -> Iterator[None]:
 
 
 def first_order_suffices() -> bool:
-    """Whether forms without a fast second derivative, without ``torch.func`` and without forward mode may be used."""
+    """Whether forms without a second derivative of their own, ``torch.func`` or forward mode may be used."""
     if torch.compiler.is_compiling():
         return _first_order_only
     return _first_order_only and not transforms_active() and not forward_mode_active()
@@ -110,8 +110,8 @@ def conv_by_taps(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, 
 def conv_by_products(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, **options: Any) -> Tensor:
     """As :func:`conv_by_taps` for one group, by one matrix product a kernel position.
 
-    The fastest plain form where maps are small and channels many: the memory it keeps grows with the map, while one
-    kernel a sample grows with the channels.
+    For small maps with many channels: the memory it keeps grows with the map, while one kernel a sample grows with the
+    channels.
     """
     place = (options["stride"], options["padding"], options["dilation"])
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or scale.requires_grad):
@@ -126,8 +126,7 @@ def _sum_of_products(
 ) -> tuple[Tensor, list[Tensor]]:
     """Σ_t s_t ⊙ (K_t · I_t), where I_t are the positions that t covers within the map, without padding.
 
-    A product is a 1×1 convolution: on CPUs oneDNN computes it, on some of them much faster than the
-    library of ``torch.mm``.
+    A product is a 1×1 convolution, which oneDNN computes on CPUs.
 
     Returns:
         The convolution (N, C2, H', W'), channels last; if ``keep``, the product of each position t that falls on the

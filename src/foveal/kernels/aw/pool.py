@@ -1,7 +1,7 @@
-"""Adaptive average pooling to a few cells, as a matrix product where that is faster.
+"""Adaptive average pooling to a few cells, as a matrix product for channels-last maps on a GPU.
 
-PyTorch's own kernel for channels-last maps on a GPU reads a cell's window one value after the other: fast for many
-cells, slow for the nine of a 3×3 kernel. A product with a matrix of windows reads the map once, at full bandwidth.
+PyTorch's own kernel for these reads a cell's window one value after the other, which is meant for many cells, not for
+the nine of a 3×3 kernel. A product with a matrix of windows reads the map once.
 """
 
 from __future__ import annotations

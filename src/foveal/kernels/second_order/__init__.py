@@ -1,1 +1,1 @@
-"""Layers in forms with a cheap second derivative."""
+"""Layers in forms with a second derivative of their own."""

@@ -1,4 +1,4 @@
-"""Batch norm in training mode with a cheap second derivative.
+"""Batch norm in training mode with a second derivative of few operations.
 
 PyTorch's own second derivative is correct, but consists of some sixty small operations. With x̂ = (x − μ) r, γ the
 weight, g the gradient of the output and means over the M values of a channel, the gradient of x is::

@@ -1,6 +1,6 @@
-"""Convolution whose second derivative costs as much as another convolution.
+"""Convolution whose second derivative consists of convolutions.
 
-PyTorch's own second derivative is correct but slow: grouped convolutions are computed group by group, hundreds of them
+PyTorch's own second derivative is correct, but grouped convolutions are computed group by group, hundreds of them
 in a depthwise convolution, and others convolve with kernels as large as the maps. But with O = conv(x, w), both
 gradients are linear in g, the gradient of O, as O is in x and w::
 

@@ -1,4 +1,4 @@
-"""A mode in which layers run in forms with a cheap second derivative."""
+"""A mode in which layers run in forms with a second derivative of their own."""
 
 from __future__ import annotations
 

@@ -253,6 +253,6 @@ def try_segmenter(model: nn.Module, name: str, classes: int, size: tuple[int, in
         model.train(training)
     if logits.shape != (1, classes, *size):
         raise UserError(
-            f"model {name} is no segmentation network: expected logits {(1, classes, *size)}, it puts out "
+            f"model {name} is no segmentation network: expected logits {(1, classes, *size)}, it returns "
             f"{tuple(logits.shape)}"
         )

@@ -37,7 +37,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], beams: int | None, p
     if len(inputs) != 1:
         raise UserError("this model translates one text or one text file; put quotes around a text")
     if len(runs) > 1:
-        raise UserError("a translation has no other one beside it; ask one run at a time")
+        raise UserError("task translate predicts with one run at a time; leave out --beside")
     run = runs[0]
     file = text_file(inputs[0], f".{run.about['source']}", ".gz")
     options = run.recipe.measure
