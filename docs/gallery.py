@@ -20,7 +20,7 @@ from pathlib import Path
 
 import layout
 import torch
-from layout import grid
+from layout import folded, grid
 from torchvision.transforms.functional import adjust_sharpness, normalize, to_pil_image
 from torchvision.utils import make_grid
 
@@ -169,7 +169,8 @@ def relations() -> layout.Picture:
     unsupervised, supervised = (trained(f"demo/detect/{name}").folder for name in ("fan-unsup", "fan-sup"))
     scene = companions.generate("test", 4)["image"][3, :, :80]
     to_pil_image(scene).save("runs/gallery/companions.png")
-    return predict(unsupervised, "runs/gallery/companions.png", beside=supervised, at="43,38").picture
+    found = predict(unsupervised, "runs/gallery/companions.png", beside=supervised, at="43,38").picture
+    return folded(found, found.height)
 
 
 @picture
@@ -178,7 +179,8 @@ def spatial() -> layout.Picture:
     plain, attentive = (trained(f"demo/segment/{name}").folder for name in ("plain", "spatial"))
     scene = signals.generate("test", 10)[0][9]
     to_pil_image(scene).save("runs/gallery/cars.png")
-    return predict(plain, "runs/gallery/cars.png", beside=attentive, at="12,30").picture
+    painted = predict(plain, "runs/gallery/cars.png", beside=attentive, at="12,30").picture
+    return folded(painted, 242)
 
 
 @picture

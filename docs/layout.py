@@ -93,6 +93,23 @@ def font(*, bold: bool = False) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(f"{get_data_path()}/fonts/ttf/{name}.ttf", LETTERS)
 
 
+def folded(picture: Image.Image, height: int) -> Image.Image:
+    """A wide picture as a page can show it, at half its width: of each row, the right half is below the left one.
+
+    Args:
+        picture: its rows, below each other, and perhaps a last one that is lower, of which the left half is kept.
+        height: of a row.
+    """
+    half, rows = -(-picture.width // 2), picture.height // height
+    folded = Image.new("RGB", (half, picture.height + rows * height), "white")
+    for row in range(rows):
+        for side in range(2):
+            part = picture.crop((side * half, row * height, min(picture.width, (side + 1) * half), (row + 1) * height))
+            folded.paste(part, (0, (2 * row + side) * height))
+    folded.paste(picture.crop((0, rows * height, half, picture.height)), (0, 2 * rows * height))
+    return folded
+
+
 # Files ----------------------------------------------------------------------------
 
 

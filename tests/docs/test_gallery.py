@@ -85,6 +85,16 @@ def test_grid_places_and_marks_tiles() -> None:
     assert card.getpixel((0, 0))[3] == 0
 
 
+def test_folded_puts_right_halves_below_left_ones() -> None:
+    wide = Image.new("RGB", (80, 50))
+    for n, colour in enumerate(("red", "lime", "blue", "yellow", "cyan")):
+        wide.paste(Image.new("RGB", (40, 20), colour), (n % 2 * 40, n // 2 * 20))
+    narrow = layout.folded(wide, 20)
+    assert narrow.size == (40, 90)
+    colours = [narrow.getpixel((20, y)) for y in (10, 30, 50, 70, 85)]
+    assert colours == [(255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255)]
+
+
 def test_chart_stands_alone() -> None:
     from xml.etree import ElementTree
 
