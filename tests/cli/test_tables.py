@@ -148,6 +148,14 @@ def test_seeds_are_added_to_the_file_in_several_sittings(call, table):
     assert "name it with --csv" in err
 
 
+def test_a_file_of_something_else_is_an_error_before_anything_is_trained(call, table):
+    (table / "notes.csv").write_text("a,b\n1,2\n")
+    status, _, err = call("reproduce", "widths.yaml", "--csv", "notes.csv")
+    assert status == 2
+    assert "notes.csv is not a file of `foveal reproduce --csv`" in err
+    assert not (table / "runs").exists()
+
+
 def test_rows_are_written_whenever_a_run_has_ended(call, table, monkeypatch):
     """What is killed then has lost nothing."""
     monkeypatch.setattr("foveal.see.report", lambda folder: folder / "report.html")

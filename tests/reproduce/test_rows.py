@@ -1,6 +1,7 @@
 """The file of rows, to which runs are added."""
 
 import csv
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fake_cells import finished_cells, metrics
@@ -37,6 +38,18 @@ def test_a_file_of_before_units_is_completed(tmp_path):
         old, new = csv.DictReader(file)
     assert (old["recipe"], old["mean"], old["unit"]) == ("b", "0.4", "")
     assert (new["recipe"], new["unit"]) == ("mine/a", "%")
+
+
+def test_two_that_write_at_once_lose_no_row(tmp_path):
+    (row, *_), path = summarise(finished_cells(tmp_path, [metrics(accuracy=0.5)])), tmp_path / "x.csv"
+
+    def add(first):
+        for number in range(first, first + 20):
+            write_csv(path, [row | {"recipe": f"mine/{number}"}])
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add, (0, 20)))
+    assert {row["recipe"] for row in read_csv(path)} == {f"mine/{number}" for number in range(40)}
 
 
 def rows_of(folder, values, first_seed=0, **changes):

@@ -81,18 +81,19 @@ def reproduce(
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the published ones."""
-    from foveal.reproduce import cells, run_all, summarise, write_csv
+    from foveal.reproduce import cells, read_csv, recorded, run_all, summarise, write_csv
 
+    if missing and csv is None:
+        raise UserError("--missing leaves out the seeds that a file has: name it with --csv")
+    earlier = [] if csv is None or not csv.exists() else read_csv(csv)  # before anything is trained
     with quick_imports():
         todo = cells(table, seeds, out, overrides or [], first_seed, only or [])
     from foveal.see import report
 
-    count, known = len(todo), 0
-    if missing:
-        todo = _missing(todo, csv)
-        known = count - len(todo)
+    known = recorded(todo, earlier) if missing else []
+    count, todo = len(todo), [cell for cell in todo if cell not in known]
     done = sum(cell.done for cell in todo)
-    say(f"{table}: {count} runs, {done} finished before" + (f", {known} in {csv}" if known else ""))
+    say(f"{table}: {count} runs, {done} finished before" + (f", {len(known)} in {csv}" if known else ""))
     if finished:
         todo = [cell for cell in todo if cell.done]
         if not todo:
@@ -115,16 +116,6 @@ def reproduce(
     if waiting:
         say(f"stopped after {minutes:g} minutes: {waiting} of {count} runs are not finished; the same command resumes")
     _fail(failures)
-
-
-def _missing(todo: Sequence[Cell], csv: Path | None) -> list[Cell]:
-    """The cells whose seeds the file has no row of."""
-    from foveal.reproduce import read_csv, recorded
-
-    if csv is None:
-        raise UserError("--missing leaves out the seeds that a file has: name it with --csv")
-    known = recorded(todo, read_csv(csv)) if csv.exists() else []
-    return [cell for cell in todo if cell not in known]
 
 
 def _show_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -7,13 +7,17 @@ others are made with the same settings on the same hardware.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import itertools
 import shlex
 import statistics
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from foveal.errors import DataError
 from foveal.files import write_text
@@ -62,6 +66,17 @@ def write_csv(path: Path, rows: Sequence[Row]) -> list[Row]:
     """
     if not rows:
         return []
+    with _alone(path):
+        return _add(path, rows)
+
+
+def _alone(path: Path) -> filelock.BaseFileLock:
+    """A lock, so that no row is lost if two processes add to the file; it lies elsewhere, not beside the results."""
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    return filelock.FileLock(Path(tempfile.gettempdir()) / f"foveal-{name}.lock")
+
+
+def _add(path: Path, rows: Sequence[Row]) -> list[Row]:
     earlier = read_csv(path) if path.exists() else []
     recipes = {(row["table"], row["recipe"]) for row in rows}
     others = [row for row in earlier if (row.get("table"), row.get("recipe")) not in recipes]
