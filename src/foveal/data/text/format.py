@@ -25,8 +25,8 @@ class TextOptions:
         words: greatest number of words per sentence.
         vocabulary: size of the vocabulary: the most frequent words of the training texts.
         min_count: words that occur less often in the training texts count as unknown.
-        embeddings: a file of word vectors such as ``glove.6B.100d.txt``, absolute or relative to the data folder;
-            null: random vectors.
+        embeddings: a file of word vectors such as ``glove.6B.100d.txt``, absolute or relative to the data
+            folder; random vectors if null.
         tagger: ``pattern`` (English), ``spacy:MODEL``, ``module:function``, or ``none`` for no part-of-speech tags.
         language: language of the texts, as a two-letter code.
         encoding: encoding of the files; null: UTF-8, for 20 Newsgroups Latin-1.
