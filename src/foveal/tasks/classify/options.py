@@ -57,7 +57,7 @@ class Sharpening:
         sum_gradient: let gradients through the denominator of separability.
         hinge: no reward for a consistency better than ``theta``.
         batch_norm: batch norm in the maps' gradients: ``coupled`` through the statistics of the batch, or ``frozen``.
-        pairs: with several labels: ``every`` true class against the best-scoring class that is not true, or ``one`` pair.
+        pairs: with several labels: ``every`` true class against the best-scoring wrong class, or ``one`` pair.
         positives: with ``every``: greatest number of true classes per image and step.
         warmup: number of first epochs without the attention losses.
     """
