@@ -7,7 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Collection, Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from result_tables import revision
 
@@ -29,8 +29,14 @@ def keys(kind: type, without: Collection[str] = ()) -> str:
     """Keys of a dataclass with their types, defaults and the words of its docstring and of its base classes."""
     lines = ["| key | value | default | meaning |", "|---|---|---|---|"]
     meanings = [(field, meaning) for field, meaning in _meanings(kind) if field.name not in without]
-    lines += [f"| `{f.name}` | {_type(str(f.type))} | {_default(f)} | {meaning} |" for f, meaning in meanings]
+    lines += [f"| `{f.name}` | {_type(_hint(kind, f))} | {_default(f)} | {meaning} |" for f, meaning in meanings]
     return "\n".join(lines)
+
+
+def _hint(kind: type, field: dataclasses.Field[Any]) -> str:
+    """The type hint of a field as it is written, but the values of a literal type for its alias."""
+    hint = get_type_hints(kind)[field.name]
+    return str(hint).removeprefix("typing.") if get_origin(hint) is Literal else str(field.type)
 
 
 def _meanings(kind: type) -> Iterator[tuple[dataclasses.Field[Any], str]]:

@@ -21,7 +21,7 @@ class Average(Options):
     """Weights that are averaged over training; validation, test and export use the average.
 
     Attributes:
-        kind: of the average.
+        kind: the kind of average.
     """
 
     kind: str = fixed("")
@@ -37,7 +37,7 @@ class EMA(Average):
     """Exponential moving average, updated after every step.
 
     Attributes:
-        decay: what the old average is multiplied by; the new weights count 1 − ``decay``.
+        decay: factor of the old average; that of the new weights is 1 − ``decay``.
     """
 
     kind: str = fixed("ema")
@@ -47,10 +47,10 @@ class EMA(Average):
 @register_average
 @dataclass(kw_only=True)
 class SWA(Average):
-    """Mean of the weights at the end of each of the last epochs of the run; before them nothing is averaged.
+    """Mean of the weights after each of the last epochs of the run; before these nothing is averaged.
 
     Attributes:
-        epochs: how many.
+        epochs: how many epochs are averaged.
     """
 
     kind: str = fixed("swa")
@@ -60,10 +60,10 @@ class SWA(Average):
 @register_average
 @dataclass(kw_only=True)
 class Last(Average):
-    """Mean of the weights at the end of the latest epochs, at every epoch; keeps a copy of the weights for each.
+    """Moving mean of the weights after the latest epochs; keeps a copy of the weights for each of them.
 
     Attributes:
-        epochs: how many.
+        epochs: how many epochs are averaged.
     """
 
     kind: str = fixed("last")
@@ -78,9 +78,10 @@ class Optim(Options):
         name: ``rmsprop``, ``adam``, ``adamw`` or ``sgd``.
         lr: learning rate; schedules multiply it.
         weight_decay: decoupled for ``adamw``, L2 otherwise.
-        decay: what it acts on: ``weights`` spares biases, norms and everything else of one dimension; or ``all``.
-        rates: factors of the learning rate by name of the parameters, such as ``{"head.*": 10}``; the first that fits.
-        clip: greatest total gradient norm, or null.
+        decay: what weight decay acts on: ``all`` parameters, or only ``weights``, without biases, norms and all other
+            parameters of one dimension.
+        rates: factors of the learning rate by parameter name, such as ``{"head.*": 10}``; the first match counts.
+        clip: gradients are clipped to this total norm; null: not clipped.
         schedule: name of a learning-rate schedule, or a section with its ``name`` and its keys.
         average: null, or a section with the ``kind`` of a weight average and its keys.
         builds: module and class of the optimiser, ``module:Class``.
@@ -120,7 +121,7 @@ class RMSprop(Optim):
     Attributes:
         alpha: decay of the average of squared gradients.
         eps: added to the denominator.
-        momentum: of the update.
+        momentum: momentum of the update.
     """
 
     builds = "torch.optim:RMSprop"
@@ -137,7 +138,7 @@ class Adam(Optim):
     """Adam, with weight decay as an L2 penalty.
 
     Attributes:
-        betas: decay of the averages of gradients and of their squares.
+        betas: decay of the averages of gradients and of squared gradients.
         eps: added to the denominator.
     """
 
@@ -154,7 +155,7 @@ class AdamW(Optim):
     """Adam with decoupled weight decay.
 
     Attributes:
-        betas: decay of the averages of gradients and of their squares.
+        betas: decay of the averages of gradients and of squared gradients.
         eps: added to the denominator.
     """
 
@@ -172,7 +173,7 @@ class SGD(Optim):
 
     Attributes:
         momentum: share of the last update that is added to the next.
-        nesterov: look ahead along the momentum.
+        nesterov: Nesterov momentum.
     """
 
     builds = "torch.optim:SGD"

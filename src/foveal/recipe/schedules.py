@@ -32,8 +32,8 @@ class Warmup(Schedule):
     """A schedule that may begin with a linear warm-up.
 
     Attributes:
-        warmup: its length in epochs, which may be a fraction; 0 for none.
-        warmup_steps: its length in steps, instead of ``warmup``.
+        warmup: length of the warm-up in epochs, which may be a fraction; 0: no warm-up.
+        warmup_steps: length of the warm-up in steps, instead of ``warmup``.
         start: the rate of the first step, as a fraction of ``lr``; the warm-up ends at ``lr``.
     """
 
@@ -86,7 +86,7 @@ class OneCycle(Schedule):
 @register_schedule
 @dataclass(kw_only=True)
 class Cosine(Warmup):
-    """Half a cosine from ``lr``, after the warm-up, down to the end of the run.
+    """Down from ``lr`` along half a cosine, from the end of the warm-up to the end of the run.
 
     Attributes:
         floor: the last rate, as a fraction of ``lr``.
@@ -112,11 +112,11 @@ class Poly(Warmup):
 @register_schedule
 @dataclass(kw_only=True)
 class InverseSqrt(Warmup):
-    """``lr`` times √(steps of the warm-up / steps done) after the warm-up, as for Transformers.
+    """``lr`` times √(warm-up steps / steps done), as for Transformers; 4000 warm-up steps if none are given.
 
     Attributes:
         warmup_steps: 4000 if neither ``warmup`` nor this is given.
-        start: as a fraction of ``lr``: 1e-4 is the usual 1e-7 for an ``lr`` of 1e-3.
+        start: the first rate as a fraction of ``lr``: 1e-4 is the usual 1e-7 for an ``lr`` of 1e-3.
     """
 
     name: str = fixed("inverse_sqrt")
@@ -146,10 +146,10 @@ class Step(Warmup):
 @register_schedule
 @dataclass(kw_only=True)
 class MultiStep(Warmup):
-    """Divided by ``factor`` after each of some numbers of epochs, counted from the start of the run.
+    """Divided by ``factor`` after the epochs that ``epochs`` lists, counted from the start of the run.
 
     Attributes:
-        epochs: after how many epochs, such as ``[8, 11]``.
+        epochs: numbers of epochs, such as ``[8, 11]``.
         factor: what the rate is divided by.
     """
 

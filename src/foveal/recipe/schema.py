@@ -20,25 +20,25 @@ class Train:
     """How long and on what hardware.
 
     Attributes:
-        epochs: at most this many.
-        patience: stop after so many epochs without a better validation score, or null.
-        batch: samples a step and process.
-        eval_batch: samples a step in validation and test.
+        epochs: the greatest number of epochs.
+        patience: stop after this many epochs without a better validation score; null: never.
+        batch: samples per step and process.
+        eval_batch: samples per step in validation and test.
         accumulate: batches whose gradients are added up before each update of the weights.
         check_every: epochs from one validation and checkpoint to the next; a divisor of ``epochs``.
         select: which epoch is tested: the ``best`` by its validation score, or the ``last``.
         precision: ``32`` (matrix products in TF32 on a GPU), or ``bf16`` or ``16`` (automatic mixed precision).
         compile: compile the training step with torch.compile.
-        repeatable: the same seed gives the same weights on a GPU as well: cuDNN does not search for the fastest
-            convolutions, and PyTorch uses deterministic algorithms, with a warning where it has none. May be slower.
-        threads_backward: let PyTorch run the backward pass in threads of its own; ``false`` runs it in the thread of
-            the step, which may be faster for small models on a GPU.
+        repeatable: make the same seed give the same weights on a GPU too: cuDNN does not search for the fastest
+            convolutions, and PyTorch uses deterministic algorithms and warns where it has none. May be slower.
+        threads_backward: let PyTorch run the backward pass in its own threads; ``false`` runs it in the thread of the
+            step, which may be faster for small models on a GPU.
         accelerator, devices, nodes, strategy: as in Lightning's Trainer; every process takes its own batch. The
             strategy ``fsdp2`` splits the weights over all processes.
         sync_batchnorm: batch norm statistics over all processes (GPU only).
         tensorboard: also write TensorBoard logs (needs the ``tensorboard`` extra).
-        callbacks: further callbacks of Lightning's Trainer, ``module:Class`` with its arguments each.
-        loggers: further loggers, likewise.
+        callbacks: further callbacks for Lightning's Trainer: ``module:Class`` and the arguments of each.
+        loggers: further loggers, written in the same way.
     """
 
     epochs: int = 60
@@ -77,8 +77,8 @@ class AttentionLoss:
     Attributes:
         loss: a registered one, such as ``mask``, or ``module:function`` of your own.
         on: ``records`` of the model's own attention, or ``class_maps`` of the true class (:func:`foveal.cam`).
-        at: which attention: a glob on site names, or a list of them; null for all. For class maps the layer.
-        kind: of class maps.
+        at: which attention: a glob on site names, or a list of globs; null: all. For class maps, the layer.
+        kind: the kind of class maps.
         options: further arguments of the function.
     """
 
@@ -97,8 +97,8 @@ class LossOptions:
     """What is minimised: named losses, each times its weight.
 
     Attributes:
-        weights: of the losses by name; what is left out has the task's usual weight. Losses on attention of weight 0
-            are not computed.
+        weights: weight of each loss, by name; a loss that is not named has the task's default weight. Losses on
+            attention with weight 0 are not computed.
         attention: further losses on attention, by a name of your choice.
     """
 
@@ -138,16 +138,16 @@ class Recipe:
     """A whole training run.
 
     Attributes:
-        version: of this format.
-        name: how it was asked for.
+        version: version of this format.
+        name: the name or file that the recipe was loaded by.
         title: the model's name in tables and pictures.
         task: what is trained and tested; ``foveal list tasks`` names them.
-        seed: of weights, order and dropout.
+        seed: seed of initial weights, order of samples and dropout.
         data: ``name`` of a dataset and its options.
         model: ``name`` of a model and its options.
         loss: what is minimised; the keys depend on the task.
         measure: what the test measures beyond the task's usual metrics; the keys depend on the task.
-        published: what a paper reports, by metric; fractions for percentages.
+        published: what a paper reports, by metric; percentages as fractions.
         cell: the place in a table, if the recipe is a cell of one.
         sections: further sections that the task declares; in YAML they stand beside the others.
     """

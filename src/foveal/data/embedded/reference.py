@@ -52,12 +52,14 @@ class ReferenceOptions:
 
     Attributes:
         digits: ``mnist`` for the official files, ``embedded`` for scikit-learn's digits and generated textures.
-        sources: ``pooled`` or ``split`` (see the module).
+        sources: ``split``: no digit of a training image is in a test image; ``pooled``: digits are drawn from one pool.
         triples: number of (image, query, colour) triples in train, val and test.
         fresh: paint new training images every epoch instead of repeating a fixed set.
-        seed: which dataset; independent of the training seed, so that all runs see the same test set.
-        pictures: folder of photographs, below the data folder or absolute (MBG).
-        canvas, count, scale: size of the images, number of digits and their scale; the defaults are the paper's.
+        seed: seed of the dataset; independent of the training seed, so that all runs have the same test set.
+        pictures: folder of photographs, absolute or relative to the data folder (MBG).
+        canvas: side of the images in pixels; the default is the paper's.
+        count: least and greatest number of digits per image; the default is the paper's.
+        scale: least and greatest scale of a digit; the default is the paper's.
     """
 
     digits: Literal["mnist", "embedded"] = "mnist"

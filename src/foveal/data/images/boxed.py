@@ -23,18 +23,18 @@ class BoxOptions:
     """The ``data`` section of a recipe; null stands for what is usual with the dataset.
 
     Attributes:
-        folder: folder with the files, below the data folder or absolute.
-        short: short side to which all images and boxes are brought when they are read; null leaves them as they are.
-            The sizes that the model sees are its own, ``model.min_size``.
-        flip: whether every other training image is mirrored.
-        empty: whether to train on images without any object as well.
-        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
-            choose by the test images, as some papers do.
-        test_fraction: part of the images to test on, where the dataset has no official splits at all.
-        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
-        workers: processes that read images, in each training process; 0 to read in the training process itself.
-        hold: decode all images once, keep them in the cache, and train from the device's memory; null: if they take
-            less than 4 GB.
+        folder: folder of the files, absolute or relative to the data folder.
+        short: images and boxes are resized to this short side when they are read; null: not resized. The detector
+            resizes its input again, to ``model.min_size``.
+        flip: mirror training images at random, with probability 1/2.
+        empty: also train on images without objects.
+        val_fraction: part of the training images used for validation, if the dataset has no validation split; 0:
+            validate on the test images, as some papers do.
+        test_fraction: part of the images used for testing, if the dataset has no official splits.
+        seed: seed of the random splits; independent of the training seed, so that all runs have the same test set.
+        workers: processes that read images, per training process; 0: the training process reads them itself.
+        hold: decode all images once, keep them in the cache, and train from the device's memory; null: do so if they
+            take less than 4 GB.
     """
 
     folder: str | None = None

@@ -20,24 +20,25 @@ class ImageOptions:
     """The ``data`` section of a recipe; null stands for what is usual with the dataset.
 
     Attributes:
-        folder: folder with the files, below the data folder or absolute.
+        folder: folder of the files, absolute or relative to the data folder.
         size: side of the images that the model sees.
         augment: ``large``, ``crop``, ``small`` or ``none`` (see :mod:`foveal.data.images.augment`).
-        flip: whether the first three also mirror images.
-        keep: least part of the box of an object of each of its classes that a training image shows: of ten crops the
-            first that does, or else the whole image; null for any crop. For ``large`` and ``crop``, with ``hold`` and
-            boxes.
-        val_fraction: part of the training images to choose models by, where the dataset has no split for that; 0 to
-            choose by the test images, as some papers do.
-        test_fraction: part of the images to test on, where the dataset has no official splits at all.
-        per_class: numbers of training and test images of each class, where the dataset has no official splits; instead
-            of ``test_fraction``, and then the test images choose the epoch.
-        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
-        workers: processes that read images, in each training process; 0 to read in the training process itself.
-        hold: decode all image files once, keep them in the cache, and train from the device's memory; null: if
-            ``augment`` is ``small`` or ``none`` and they take less than 4 GB. For ``large`` and ``crop`` whole images
-            are held, with a short side of at most 256/224 of ``size``.
-        mean, std: of each colour, in [0, 1]; the model sees (pixel − mean) / std.
+        flip: whether ``large``, ``crop`` and ``small`` also mirror images at random.
+        keep: a random crop must show at least this part of one object's box for each class of the image: the first
+            of ten crops that does is used, or else the whole image; null: any crop. For ``large`` and ``crop``, with
+            ``hold`` and boxes.
+        val_fraction: part of the training images used for validation, if the dataset has no validation split; 0:
+            validate on the test images, as some papers do.
+        test_fraction: part of the images used for testing, if the dataset has no official splits.
+        per_class: numbers of training and test images of each class, if the dataset has no official splits; replaces
+            ``test_fraction``, and the test images are used for validation too.
+        seed: seed of the random splits; independent of the training seed, so that all runs have the same test set.
+        workers: processes that read images, per training process; 0: the training process reads them itself.
+        hold: decode all image files once, keep them in the cache, and train from the device's memory; null: do so
+            if ``augment`` is ``small`` or ``none`` and they take less than 4 GB. For ``large`` and ``crop`` whole
+            images are held, with a short side of at most 256/224 of ``size``.
+        mean, std: mean and standard deviation of each colour, for pixels in [0, 1]; the model sees
+            (pixel − mean) / std.
     """
 
     folder: str | None = None

@@ -20,27 +20,27 @@ class TextOptions:
     """The ``data`` section of a recipe.
 
     Attributes:
-        folder: where the files are, below the data folder or absolute; by default where the dataset unpacks to.
-        sentences: greatest number of sentences of a document; the others are cut off.
-        words: greatest number of words of a sentence.
-        vocabulary: greatest number of different words, the most frequent of the training texts.
-        min_count: a word that occurs less often in training is unknown.
-        embeddings: a file of word vectors such as ``glove.6B.100d.txt``, below the data folder or absolute; random
-            vectors if null.
+        folder: folder of the files, absolute or relative to the data folder; null: where the dataset unpacks to.
+        sentences: greatest number of sentences per document; the others are cut off.
+        words: greatest number of words per sentence.
+        vocabulary: size of the vocabulary: the most frequent words of the training texts.
+        min_count: words that occur less often in the training texts count as unknown.
+        embeddings: a file of word vectors such as ``glove.6B.100d.txt``, absolute or relative to the data
+            folder; random vectors if null.
         tagger: ``pattern`` (English), ``spacy:MODEL``, ``module:function``, or ``none`` for no part-of-speech tags.
-        language: of the texts, as a two-letter code.
-        encoding: of the files; UTF-8 if null, Latin-1 for 20 Newsgroups.
+        language: language of the texts, as a two-letter code.
+        encoding: encoding of the files; null: UTF-8, for 20 Newsgroups Latin-1.
         strip: any of ``headers footers quotes``, cut from newsgroup texts as scikit-learn does (``20news`` only).
-        per_class: number of training texts of each class, drawn at random; all if null (``yahoo-answers``, ``ag-news``,
+        per_class: number of training texts of each class, drawn at random; null: all (``yahoo-answers``, ``ag-news``,
             ``textcsv``); 5000 and 70000 are Yahoo-mini and Yahoo-half.
         text: column of the texts, several as ``title+body`` (``textcsv`` only).
         label: column of the labels (``textcsv`` only).
-        val_fraction: share of the training texts that the best epoch is chosen by, where no such split is official;
-            0 to choose by the test texts.
-        test_fraction: share that is tested on, where no such split is official.
-        seed: of the random splits; independent of the training seed.
-        processes: how many split and tag the texts; by default as many as there are processors, up to 8.
-        stream: read batches from disk instead of holding all in memory; by default only what is very large.
+        val_fraction: part of the training texts used for validation, if the dataset has no validation split; 0:
+            validate on the test texts.
+        test_fraction: part of the texts used for testing, if the dataset has no test split.
+        seed: seed of the random splits; independent of the training seed.
+        processes: processes that split and tag the texts; null: one per processor, up to 8.
+        stream: read batches from disk instead of holding all in memory; null: do so if a split is larger than 2 GB.
     """
 
     folder: str | None = None

@@ -36,17 +36,17 @@ class ParallelOptions:
     """The ``data`` section of a recipe. ``train.batch`` and ``train.eval_batch`` are numbers of tokens on either side.
 
     Attributes:
-        folder: where the files are, below the data folder or absolute; by default where the dataset unpacks to.
-        source: language that is translated, as the files are called.
-        target: language that it is translated into.
-        test: which test set, where there are several, such as ``2016_flickr`` or ``tst2014``; the official one if null.
-        vocabulary: greatest number of subwords, which both languages share.
-        lowercase: turn everything into small letters.
-        longest: pairs with more tokens on a side are left out of training.
-        encoding: of the files.
-        val_fraction: share of the source sentences that the best epoch is chosen by, where no such split is official.
-        test_fraction: share that is tested on, where no such split is official.
-        seed: of the random splits; independent of the training seed.
+        folder: folder of the files, absolute or relative to the data folder; null: where the dataset unpacks to.
+        source: language to translate from, as in the names of the files.
+        target: language to translate into.
+        test: which of several test sets, such as ``2016_flickr`` or ``tst2014``; null: the official one.
+        vocabulary: greatest number of subwords; both languages share them.
+        lowercase: convert all text to lower case.
+        longest: pairs with more tokens than this on either side are left out of training.
+        encoding: encoding of the files.
+        val_fraction: part of the source sentences used for validation, if the dataset has no validation split.
+        test_fraction: part of them used for testing, if the dataset has no test split.
+        seed: seed of the random splits; independent of the training seed.
     """
 
     folder: str | None = None

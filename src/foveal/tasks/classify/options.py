@@ -45,8 +45,8 @@ class Sharpening:
         layers: names of the inner layer and of the last, or of the last alone; null: those of
             ``measure.class_attention``.
         kind: ``channel`` for A_ch, ``gradcam`` for Grad-CAM; null: that of ``measure.class_attention``.
-        order: 1: the losses act through the features; 2: through the gradients as well.
-        theta: the share of inner attention inside the mask that consistency asks for.
+        order: 1: the losses act through the features; 2: through the gradients too.
+        theta: consistency asks for at least this share of inner attention inside the mask.
         sigma: threshold of masks, as a fraction of a map's maximum.
         omega: sharpness of masks.
         mask: whose mask consistency uses.
@@ -56,10 +56,10 @@ class Sharpening:
             confusing class's map gives way.
         sum_gradient: let gradients through the denominator of separability.
         hinge: no reward for a consistency better than ``theta``.
-        batch_norm: whether samples of a batch see each other in the maps' gradients, or ``frozen`` statistics.
-        pairs: with several labels: ``every`` true class against the best other one, or ``one`` pair.
-        positives: with ``every``: most true classes of an image in a step.
-        warmup: epochs without the attention losses.
+        batch_norm: batch norm in the maps' gradients: ``coupled`` through the statistics of the batch, or ``frozen``.
+        pairs: with several labels: ``every`` true class against the best-scoring wrong class, or ``one`` pair.
+        positives: with ``every``: greatest number of true classes per image and step.
+        warmup: number of first epochs without the attention losses.
     """
 
     layers: list[str] | None = None
@@ -91,7 +91,7 @@ class ClassifyLoss(AnswerLoss):
     """What is minimised.
 
     Attributes:
-        sharpen: how class attention is supervised; not at all if null.
+        sharpen: how class attention is supervised; null: it is not supervised.
     """
 
     sharpen: Sharpening | None = None
@@ -102,8 +102,8 @@ class ClassifyMeasure(MeasureOptions):
     """What the test measures beyond accuracy or average precision.
 
     Attributes:
-        class_attention: overlap of the true and the confusing class's maps, and, where the dataset has boxes, whether
-            attention is on the object; whatever is trained. Null: not measured, unless ``loss.sharpen`` trains on it.
+        class_attention: how much the maps of the true and the confusing class overlap and, if the dataset has boxes,
+            whether attention is on the object. Null: not measured, unless ``loss.sharpen`` is set.
     """
 
     class_attention: ClassAttention | None = field(default=None)

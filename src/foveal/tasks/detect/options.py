@@ -15,11 +15,11 @@ class DetectMeasure(MeasureOptions, Options):
     """What the test measures beyond average precision.
 
     Attributes:
-        relations: of a detector with focused attention, which pairs of objects its recall of relations and its
-            center-mass are about: ``category``, ``instance`` or ``annotated``.
-        pairs: how many of the highest-ranked pairs the recall looks at.
-        iou: overlap above which a region shows an object.
-        training_images: so many training images are looked at after the test, for their center-mass.
+        relations: which pairs of objects count for a detector with focused attention, in its recall of relations and
+            its center-mass: ``category``, ``instance`` or ``annotated``.
+        pairs: numbers of highest-ranked pairs among which the recall is computed.
+        iou: a region matches an object if their IoU is above this.
+        training_images: number of training images on which center-mass is measured too, after the test.
     """
 
     relations: TargetKind = "category"

@@ -39,7 +39,7 @@ class DocumentLoss(AnswerLoss):
     """What is minimised.
 
     Attributes:
-        relation: how attention between words is supervised; the paper's way if null.
+        relation: how attention between words is supervised; null: as in the paper.
     """
 
     relation: Relation | None = None

@@ -31,9 +31,9 @@ class TranslateMeasure(MeasureOptions):
     """How sentences are translated in the test and by ``foveal predict``, and how translations are compared.
 
     Attributes:
-        beams: translations of each sentence that are followed at the same time; 1 is greedy search.
-        penalty: exponent of the length penalty; the greater, the longer the translations.
-        tokenize: how sacrebleu cuts texts into words for BLEU: ``13a``, ``intl``, ``char``, ``none`` ….
+        beams: number of beams of the beam search; 1 is greedy search.
+        penalty: exponent of the length penalty; with a larger one translations are longer.
+        tokenize: how sacrebleu tokenizes texts for BLEU: ``13a``, ``intl``, ``char``, ``none`` ….
     """
 
     beams: int = 4

@@ -48,12 +48,12 @@ class VisualGenomeOptions:
 
     Attributes:
         source: ``real`` for the official files, ``embedded`` for generated coloured shapes.
-        folder: folder with the official files, below the data folder or absolute.
+        folder: folder of the official files, absolute or relative to the data folder.
         image_size: side of the images after resizing.
         min_count: classes that appear this often or less are dropped; embedded data keeps all of its few.
-        seed: which division into splits; independent of the training seed, so that all runs see the same test set.
+        seed: seed of the random splits; independent of the training seed, so that all runs have the same test set.
         sizes: number of train, val and test images, or null for the paper's 25,393 : 10,000 : 10,000 of all there are.
-        workers: processes that read images, in each training process; 0 to read in the training process itself.
+        workers: processes that read images, per training process; 0: the training process reads them itself.
     """
 
     source: Literal["real", "embedded"] = "real"
