@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +26,11 @@ class SafeCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write beside, then replace."""
-        with writing(Path(path), resume_advice(Path(path).parent)) as partial, open(partial, "wb") as file:
+        advice = resume_advice(Path(path).parent)
+        with interrupts_deferred(), writing(Path(path), advice) as partial, open(partial, "wb") as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # what torch raises if a write fails or is interrupted
+            except RuntimeError as error:  # what torch raises if a write fails
                 raise _cause(error, partial) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = True) -> dict[str, Any]:
@@ -42,12 +47,30 @@ class SafeCheckpointIO(TorchCheckpointIO):
         return upgraded_checkpoint(checkpoint)
 
 
-def _cause(error: RuntimeError, path: Path) -> OSError | KeyboardInterrupt:
-    """Why torch could not write to ``path``: its own error hides a full disk or Ctrl-C during a write."""
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Ctrl-C in the block takes effect at its end.
+
+    An exception in the middle of ``torch.save`` becomes one of torch's own, or ends the process: its writer is
+    finished by a destructor, which writes to the file once more.
+    """
+    if threading.current_thread() is not threading.main_thread():  # Ctrl-C goes to the main thread only
+        yield
+        return
+    interrupts = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if interrupts:
+            signal.raise_signal(signal.SIGINT)
+
+
+def _cause(error: RuntimeError, path: Path) -> OSError:
+    """Why torch could not write to ``path``: its own error hides a full disk."""
     before: BaseException | None = error
     while before is not None:
-        if isinstance(before, KeyboardInterrupt):
-            return KeyboardInterrupt()
         if isinstance(before, OSError):
             return OSError(before.errno, before.strerror)
         before = before.__context__
