@@ -48,7 +48,7 @@ def bilinear(plane, y, x):
 def slow(conv, x):
     deform = conv.deform
     predicted = deform.offset(x)
-    groups, (h, w) = deform.deform_groups, conv.kernel_size
+    groups, (h, w) = deform.geometry.deform_groups, conv.kernel_size
     count = groups * h * w
     out = torch.zeros(len(x), 4, *predicted.shape[2:], dtype=x.dtype)
     per_group = 4 // conv.groups
@@ -56,13 +56,9 @@ def slow(conv, x):
         for c, tap in itertools.product(range(conv.weight.shape[1]), range(h * w)):
             c1 = (c2 // per_group) * conv.weight.shape[1] + c
             k = (c1 // (4 // groups)) * h * w + tap
-            y = i * conv.stride[0] - deform.padding[0] + tap // w * conv.dilation[0] + predicted[n, 2 * k, i, j].item()
-            z = (
-                j * conv.stride[1]
-                - deform.padding[1]
-                + tap % w * conv.dilation[1]
-                + predicted[n, 2 * k + 1, i, j].item()
-            )
+            dy, dx = predicted[n, 2 * k : 2 * k + 2, i, j].tolist()
+            y = i * conv.stride[0] - deform.geometry.padding[0] + tap // w * conv.dilation[0] + dy
+            z = j * conv.stride[1] - deform.geometry.padding[1] + tap % w * conv.dilation[1] + dx
             m = 1.0
             if deform.modulated:
                 m = deform.most / (1 + math.exp(-predicted[n, 2 * count + k, i, j].item()))

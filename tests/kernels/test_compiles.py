@@ -22,6 +22,7 @@ from foveal.kernels.aw import launch as aw
 from foveal.kernels.aw.geometry import Geometry, channels_last
 from foveal.kernels.center_mass import launch as center_mass
 from foveal.kernels.deform import launch as deform
+from foveal.kernels.deform.plain import Geometry as DeformGeometry
 from foveal.kernels.dynamic import fused as dynamic
 from foveal.kernels.dynamic import triton_kernels as dynamic_kernels
 from foveal.kernels.gates import launch as gates
@@ -242,7 +243,7 @@ def test_copies(compiled, dtype):
 @pytest.mark.parametrize(("modulated", "dtype"), [(True, HALF), (False, SINGLE)])
 def test_deform(compiled, modulated, dtype):
     deform._prepared.cache_clear()
-    geometry = deform.Geometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
+    geometry = DeformGeometry((3, 3), (1, 1), (1, 1), (1, 1), 2)
     x, offset = torch.zeros(2, 32, 6, 6, dtype=dtype), torch.zeros(2, 36, 6, 6, dtype=dtype)
     modulation = torch.zeros(2, 18, 6, 6, dtype=dtype) if modulated else None
     weight = torch.zeros(16, 32, 3, 3, dtype=dtype)

@@ -5,11 +5,11 @@ al.: "Deformable ConvNets v2" (https://arxiv.org/abs/1811.11168); in the compari
 Spatial Attention Mechanisms" (https://arxiv.org/abs/1904.05873) the sparse form of attention from query content and
 relative position.
 
-The arithmetic is torchvision's operator; on NVIDIA GPUs, for convolutions without groups, kernels of our own that keep
-the precision and layout of the map. Neither has a second derivative: where one is needed, as in class attention of
-second order, a plain form takes its place.
+Three forms compute it: on NVIDIA GPUs, for convolutions without groups, kernels of our own that keep the precision and
+layout of the map; on a CPU sums of rows; elsewhere, and in exported models, torchvision's operator. None has a second
+derivative: where one is needed, as in class attention of second order, a plain form takes their place.
 
-Departures: the operator knows neither bfloat16 nor, on a CPU, float16, so in both it is computed in float32. With
+Departures: only the first form knows bfloat16, and the second no float16 either; they are computed in float32. With
 ``start="identity"`` modulation starts at one (twice a sigmoid), with ``paper`` at a half.
 
 ONNX has the operator since opset 19. PyTorch lets no module know the opset, so an earlier one cannot be refused here:
@@ -18,6 +18,7 @@ the file is written, and onnxruntime does not load it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 import torch
@@ -30,7 +31,8 @@ from foveal.compat import CONV_FORWARD, exporting
 from foveal.errors import UserError
 from foveal.kernels.aw.plain import first_order_suffices
 from foveal.kernels.deform.fused import fusable, fused_deform_conv
-from foveal.kernels.deform.plain import deform_conv, sampling_points
+from foveal.kernels.deform.plain import Geometry, deform_conv, in_layout_of, sampling_points
+from foveal.kernels.deform.rows import deform_conv_by_rows
 
 
 class SamplingPoints:
@@ -104,11 +106,10 @@ class DeformableKernel(Kernel):
         check_whole(deform_groups=deform_groups)
         if in_channels % deform_groups:
             raise UserError(f"deform_groups={deform_groups} does not divide {in_channels} input channels")
-        self.kernel_size, self.stride, self.padding, self.dilation = kernel_size, stride, padding, dilation
-        self.groups, self.deform_groups, self.modulated = groups, deform_groups, modulated
+        self.geometry = Geometry(kernel_size, stride, padding, dilation, deform_groups, groups)
+        self.modulated = modulated
         self.most = 2.0 if start == "identity" else 1.0
-        self.taps = kernel_size[0] * kernel_size[1]
-        channels = deform_groups * self.taps * (3 if modulated else 2)
+        channels = deform_groups * kernel_size[0] * kernel_size[1] * (3 if modulated else 2)
         self.offset = nn.Conv2d(in_channels, channels, kernel_size, stride, padding, dilation)
         nn.init.zeros_(self.offset.weight)
         assert self.offset.bias is not None
@@ -155,53 +156,39 @@ class DeformableKernel(Kernel):
         """The result that replaces ``conv(x)``."""
         check_maps(x, conv.in_channels)
         dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        offset = self.offset(x)
-        modulation = None
+        offset, modulation = self.offset(x), None
         if self.modulated:
             offset, logits = offset.split([offset.shape[1] * 2 // 3, offset.shape[1] // 3], 1)
             modulation = self.most * torch.sigmoid(logits)
         if self.watchers:
-            by_group = None if modulation is None else modulation.unflatten(1, (self.deform_groups, -1))
-            points = sampling_points(offset, self.kernel_size, self.stride, self.padding, self.dilation)
-            self.note(SamplingPoints(points, by_group))
-        if not first_order_suffices():
-            return self._plainly(conv, x, offset, modulation, dtype)
-        maps = x.to(dtype)
-        if not exporting() and fusable(maps, conv.weight, self.groups, self.deform_groups):
-            scales, weight = None if modulation is None else modulation.to(dtype), conv.weight.to(dtype)
-            geometry = self.stride, self.padding, self.dilation, self.deform_groups
-            out = fused_deform_conv(maps, offset.to(dtype), scales, weight, *geometry)
-            return out if conv.bias is None else out + conv.bias.to(dtype)[:, None, None]
-        from torchvision.ops import deform_conv2d  # imports the compiler, which takes seconds
+            by_group = None if modulation is None else modulation.unflatten(1, (self.geometry.deform_groups, -1))
+            self.note(SamplingPoints(sampling_points(offset, self.geometry), by_group))
+        form, inside = self._form(x, dtype)
+        inputs = x, offset, modulation, conv.weight, conv.bias
+        return form(*(None if t is None else t.to(inside) for t in inputs), self.geometry).to(dtype)
 
-        # The operator would copy maps in channels last again after the cast.
-        wide, first = self._wide(dtype, x), torch.contiguous_format
-        maps, offset = (t.to(wide, memory_format=first) for t in (x, offset))
-        modulation = None if modulation is None else modulation.to(wide, memory_format=first)
-        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
-        out = deform_conv2d(maps, offset, weight, bias, self.stride, self.padding, self.dilation, modulation)
-        last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-        return out.to(dtype, memory_format=torch.channels_last if last else torch.preserve_format)
-
-    def _plainly(
-        self, conv: nn.Conv2d, x: Tensor, offset: Tensor, modulation: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        """By operators that can be differentiated twice."""
-        wide = self._wide(dtype, x)
-        points = sampling_points(offset.to(wide), self.kernel_size, self.stride, self.padding, self.dilation)
-        by_group = None if modulation is None else modulation.to(wide).unflatten(1, (self.deform_groups, -1))
-        weight, bias = conv.weight.to(wide), None if conv.bias is None else conv.bias.to(wide)
-        return deform_conv(x.to(wide), points, by_group, weight, bias, self.groups).to(dtype)
-
-    @staticmethod
-    def _wide(dtype: torch.dtype, x: Tensor) -> torch.dtype:
-        """What ``dtype`` is computed in: torchvision's operator knows no bfloat16 and, on a CPU, no float16."""
+    def _form(self, x: Tensor, dtype: torch.dtype) -> tuple[Callable[..., Tensor], torch.dtype]:
+        """The function that computes the convolution of ``x``, and in which dtype."""
+        if first_order_suffices() and not exporting() and fusable(x, dtype, self.geometry):
+            return fused_deform_conv, dtype
         half = dtype == torch.bfloat16 or (dtype == torch.float16 and not x.is_cuda)
-        return torch.float32 if half else dtype
+        wide = torch.float32 if half else dtype
+        if not first_order_suffices():
+            return deform_conv, wide
+        return (deform_conv_by_rows if x.device.type == "cpu" and not exporting() else _by_torchvision), wide
 
     def extra_repr(self) -> str:
         """Show what the children do not."""
-        return f"modulated={self.modulated}, deform_groups={self.deform_groups}"
+        return f"modulated={self.modulated}, deform_groups={self.geometry.deform_groups}"
+
+
+def _by_torchvision(
+    x: Tensor, offset: Tensor, modulation: Tensor | None, weight: Tensor, bias: Tensor | None, g: Geometry
+) -> Tensor:
+    """Deformable convolution by torchvision's operator; arguments as of :func:`deform_conv_by_rows`."""
+    from torchvision.ops import deform_conv2d  # imports the compiler, which takes seconds
+
+    return in_layout_of(x, deform_conv2d(x, offset, weight, bias, g.stride, g.padding, g.dilation, modulation))
 
 
 class DeformConv2d(nn.Conv2d):

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
+from foveal.kernels.deform.plain import Geometry
 from foveal.kernels.support import fused_available, observed
 
 LEAST = 16  # channels of a tile
 
 
-def fusable(x: Tensor, weight: Tensor, groups: int, deform_groups: int) -> bool:
-    """Whether the fused kernels support this convolution: no groups, and channels in whole tiles."""
-    channels, taps = x.shape[1], weight.shape[2] * weight.shape[3]
+def fusable(x: Tensor, dtype: torch.dtype, g: Geometry) -> bool:
+    """Whether the fused kernels support a convolution of ``x`` in ``dtype``: no groups, and channels in whole tiles."""
     return (
-        groups == 1
-        and (channels // deform_groups) % LEAST == 0
-        and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and 0 < x.numel() * taps < 2**31
+        g.groups == 1
+        and (x.shape[1] // g.deform_groups) % LEAST == 0
+        and dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and 0 < x.numel() * g.kernel[0] * g.kernel[1] < 2**31
         and fused_available(x.device)
     )
 
@@ -70,9 +70,7 @@ def _(g, x, offset, modulation, weight, stride, padding, dilation, deform_groups
     return like(x), like(offset), like(modulation), like(weight)
 
 
-def _geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any, deform_groups: int) -> Any:
-    from foveal.kernels.deform.launch import Geometry
-
+def _geometry(weight: Tensor, stride: Any, padding: Any, dilation: Any, deform_groups: int) -> Geometry:
     kernel = weight.shape[2], weight.shape[3]
     return Geometry(kernel, tuple(stride), tuple(padding), tuple(dilation), deform_groups)
 
@@ -116,12 +114,12 @@ class _Direct(torch.autograd.Function):
 
 
 def fused_deform_conv(
-    x: Tensor, offset: Tensor, modulation: Tensor | None, weight: Tensor,
-    stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int], deform_groups: int,
-) -> Tensor:  # fmt: skip
-    """:func:`deform_conv2d`, called directly where nobody must see an operator."""
+    x: Tensor, offset: Tensor, modulation: Tensor | None, weight: Tensor, bias: Tensor | None, g: Geometry
+) -> Tensor:
+    """:func:`deform_conv2d`, called directly where nobody must see an operator; all in one dtype."""
     form = deform_conv2d if observed(x, offset, weight) else _Direct.apply
-    return form(x, offset, modulation, weight, stride, padding, dilation, deform_groups)
+    out = form(x, offset, modulation, weight, g.stride, g.padding, g.dilation, g.deform_groups)
+    return out if bias is None else out + bias[:, None, None]
 
 
 @register_flop_formula(torch.ops.foveal.deform_conv2d)

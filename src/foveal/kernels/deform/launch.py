@@ -4,38 +4,18 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foveal.kernels.deform import triton_kernels
+from foveal.kernels.deform.plain import Geometry
 from foveal.kernels.prepared import Prepared
 from foveal.kernels.support import on_its_device
 
 TILE = 2048  # values of a tile, with 4 warps
 CHANNELS = 64  # most of a tile
-
-
-class Geometry(NamedTuple):
-    """What a deformable convolution is beside its tensors: (h, w) of its kernel, and so on.
-
-    Attributes:
-        kernel, stride, padding, dilation: of the convolution.
-        groups: with offsets of their own, G.
-    """
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-
-    def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result."""
-        sides = zip((height, width), *self[:4], strict=True)
-        h, w = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in sides)
-        return h, w
 
 
 def channels_of_tile(channels: int, groups: int) -> int:
@@ -102,13 +82,13 @@ def _samples(maps: Tensor, points: Tensor, scales: Tensor | None, g: Geometry) -
 def _prepared(kind: str, shape: Any, result: Any, g: Geometry, modulated: bool, *state: Any) -> Prepared:
     """A kernel for maps of ``shape`` (N, H, W, C) and a ``result`` (N, H', W'); ``state`` is dtype and device."""
     (_, h, w, c), taps = shape, g.kernel[0] * g.kernel[1]
-    positions, block = math.prod(result), channels_of_tile(shape[3], g.groups)
+    positions, block = math.prod(result), channels_of_tile(shape[3], g.deform_groups)
     tile = TILE // block
     rest = (
         positions, h, w, result[1], result[2], taps, g.kernel[1], *g.stride, *g.padding, *g.dilation,
-        c, g.groups, modulated, tile, block,
+        c, g.deform_groups, modulated, tile, block,
     )  # fmt: skip
     gathers = kind == "gather"
-    grid = -(-positions // tile), taps, c // block if gathers else g.groups
+    grid = -(-positions // tile), taps, c // block if gathers else g.deform_groups
     kernel = triton_kernels.gather if gathers else triton_kernels.scatter
     return Prepared(kernel, grid, (None,) * (4 if gathers else 7), rest, {"num_warps": 4})
