@@ -1,7 +1,8 @@
-"""Spatial attention beside its equations, deformable beside plain convolution, dynamic convolution beside unfolding.
+"""Spatial attention beside its equations, deformable convolution beside torchvision's, dynamic beside unfolding.
 
     foveal bench spatial                        # this machine
     python benchmarks/spatial.py --csv results/bench-spatial.csv
+    python benchmarks/spatial.py --csv results/bench-spatial-cpu.csv    # on a CPU
 
 Forward with backward: milliseconds as Python launches it (``ms``) and, in eager mode on a GPU, of the replay of a CUDA
 graph (``GPU ms``); and the peak of memory above what was held before. On a GPU: bf16 autocast and channels last.
@@ -23,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torchvision.ops import deform_conv2d
 
 from foveal.attention import DeformConv2d, DynamicConv2d, SpatialAttention
 from foveal.bench import cleared, clock, hardware, peak, write_rows
@@ -61,6 +63,15 @@ def with_kernel(module: SpatialAttention, backend: SDPBackend, widen: bool, x: T
     return x + module.gamma * module.proj(gathered.flatten(3)).permute(0, 3, 1, 2)
 
 
+def by_torchvision(conv: DeformConv2d, x: Tensor) -> Tensor:
+    """Deformable convolution by torchvision's operator, which knows no bfloat16; not modulated."""
+    offset = conv.deform.offset(x)
+    with torch.autocast(x.device.type, enabled=False):
+        return deform_conv2d(x.float(), offset.float(), conv.weight, conv.bias, conv.stride, conv.padding).to(
+            offset.dtype
+        )
+
+
 def by_unfolding(module: DynamicConv2d, x: Tensor) -> Tensor:
     """Dynamic convolution with a copy of the map for each tap."""
     taps = module.kernel**2
@@ -84,12 +95,19 @@ def cases(only: str | None, settings: list[str], gpu: bool) -> Iterator[tuple[tu
     for size in STAGES if gpu else SMALL:
         channels = size[2]
         if only in (None, "deform"):
-            convs = {
-                "plain": nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-                "v1": DeformConv2d(channels, channels, 3, padding=1, bias=False),
-                "v2": DeformConv2d(channels, channels, 3, padding=1, bias=False, modulated=True),
-            }
-            yield size, 8, [("deform", form, conv, conv) for form, conv in convs.items()]
+            square = {"kernel_size": 3, "padding": 1, "bias": False}
+            plainly, v1 = nn.Conv2d(channels, channels, **square), DeformConv2d(channels, channels, **square)
+            v2 = DeformConv2d(channels, channels, **square, modulated=True)
+            yield (
+                size,
+                8,
+                [
+                    ("deform", "plain", plainly, plainly),
+                    ("deform", "v1, torchvision", v1, partial(by_torchvision, v1)),
+                    ("deform", "v1", v1, v1),
+                    ("deform", "v2", v2, v2),
+                ],
+            )
         if only in (None, "dynamic"):
             dynamic = DynamicConv2d(channels)
             runs: dict[str, Run] = {"unfold": partial(by_unfolding, dynamic), "module": dynamic}
@@ -157,7 +175,7 @@ def main() -> None:
                 text = "   ".join(
                     f"{name} {value:9.3f} ({value / first[name]:5.2f}×)" for name, value in values.items()
                 )
-                print(f"{what:13} {height}×{width}×{channels:3} batch {batch} {mode:8} {form:12} {text}", flush=True)
+                print(f"{what:13} {height}×{width}×{channels:3} batch {batch} {mode:8} {form:16} {text}", flush=True)
                 for name, value in values.items():
                     row = {"what": what, "map": f"{height}×{width}×{channels}", "batch": batch, "mode": mode}
                     ratio = round(value / first[name], 4)
