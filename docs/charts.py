@@ -13,26 +13,58 @@ from foveal.see import pareto, tradeoffs
 
 
 def bench(name: str, folder: Path = RESULTS) -> str:
-    """``results/bench-NAME.csv`` as bar charts of the ratio to the plain form, and every figure in a table."""
+    """``results/bench-NAME.csv`` as bar charts of ratios, and every figure in a table."""
     rows = read(folder / f"bench-{name}.csv")
     if not rows:
         command = f"python benchmarks/{name}.py --csv results/bench-{name}.csv"
         return f"Not measured yet. This command makes the numbers:\n\n    {command}"
     if "ratio_to_attention" in rows[0]:
         return beside_attention(rows)
-    if "ratio to plain" not in rows[0]:
+    ratio = next((head for head in RATIOS if head in rows[0]), None)
+    if ratio is None or "measure" not in rows[0]:
         return plain_table(rows)
+    rows = [row | {"ratio": row[ratio]} for row in rows]
+    conditions = [head for head in ("map", "batch", "mode", "measure") if head in rows[0]]
+    varying = [head for head in conditions if len({row[head] for row in rows}) > 1]
     charts = []
-    for measure, batch in dict.fromkeys((row["measure"], row["batch"]) for row in rows):
-        here = [row for row in rows if (row["measure"], row["batch"]) == (measure, batch) and row["form"] != "plain"]
-        title = "peak memory" if measure == "peak MiB" else measure.removesuffix(" ms")
-        charts.append(bars(f"{title}, batch {batch}: times the plain form", here))
-    heads = ("what", "form", "batch", "measure", "value", "ratio to plain")
-    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "---:|---|---:|---:|"]
-    lines += [f"| {' | '.join(row[head] for head in heads)} |" for row in rows]
-    conditions = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}{code(rows)}."
+    for condition in dict.fromkeys(tuple(row[head] for head in varying) for row in rows):
+        here = [row for row in rows if tuple(row[head] for head in varying) == condition]
+        if all(row["ratio"] in ("", "1.0") for row in here):  # the same of all forms, and no comparison
+            continue
+        firsts = {row["what"]: row["form"] for row in reversed(here)}  # what the others are compared with
+        against = firsts[here[0]["what"]] if len(set(firsts.values())) == 1 else "first"
+        here = [row for row in here if row["form"] != firsts[row["what"]]]
+        words = [f"batch {value}" if head == "batch" else value for head, value in zip(varying, condition, strict=True)]
+        title = ", ".join(WORDS.get(word, word.removesuffix(" ms")) for word in words)
+        charts.append(bars(f"{title}: times the {against} form", here))
+    about = f"{rows[0]['hardware']}, torch {rows[0]['torch']}, {rows[0]['precision']}{code(rows)}."
+    lines = pivoted(rows, [head for head in ("what", "map", "batch", "form") if head in rows[0]])
     table = '??? note "All figures"\n\n' + "\n".join(f"    {line}" for line in lines)
-    return "\n\n".join([conditions, '<div class="bench">' + "".join(charts) + "</div>", table])
+    return "\n\n".join([about, '<div class="bench">' + "".join(charts) + "</div>", table])
+
+
+def pivoted(rows: list[Row], keys: list[str]) -> list[str]:
+    """A table with a line for each combination of ``keys``, and a column for each mode and measure."""
+    columns = list(dict.fromkeys((row.get("mode", ""), row["measure"]) for row in rows))
+    found = {(tuple(row[key] for key in keys), row.get("mode", ""), row["measure"]): row for row in rows}
+    heads = [*keys, *(f"{measure}, {mode}" if mode else measure for mode, measure in columns)]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(keys) + "---:|" * len(columns)]
+    for line in dict.fromkeys(key for key, *_ in found):
+        cells = (found.get((line, *column)) for column in columns)
+        lines.append(f"| {' | '.join([*line, *(figure(row) for row in cells)])} |")
+    return lines
+
+
+def figure(row: Row | None) -> str:
+    """A value, with its ratio unless that is one.
+
+    >>> figure({"value": "20.806", "ratio": "0.3507"}), figure({"value": "59.3", "ratio": "1.0"}), figure(None)
+    ('20.806 (0.35×)', '59.3', '')
+    """
+    if row is None:
+        return ""
+    alone = row["ratio"] in ("", "1.0")
+    return short(row["value"]) + ("" if alone else f" ({float(row['ratio']):.2f}×)")
 
 
 COSTS = {"gflops": "GFLOPs of a crop", "mib": "MiB in training", "ms": "milliseconds of a training step"}
@@ -91,34 +123,40 @@ def plain_table(rows: list[Row]) -> str:
 
 
 def short(text: str) -> str:
-    """A number of many digits with four of them.
+    """A number of many digits with four of them, or without those after the point.
 
-    >>> short("0.0042553190141916275"), short("16384"), short("light")
-    ('0.004255', '16384', 'light')
+    >>> short("0.0042553190141916275"), short("10203.86"), short("16384"), short("light")
+    ('0.004255', '10,204', '16384', 'light')
     """
-    return f"{float(text):.4g}" if re.fullmatch(r"[\d.]{8,}", text) else text
+    if not re.fullmatch(r"[\d.]{7,}", text):
+        return text
+    return f"{float(text):,.0f}" if float(text) >= 1000 else f"{float(text):.4g}"
 
 
 def bars(title: str, rows: list[Row]) -> str:
-    """Ratios as horizontal bars on a logarithmic scale, grouped by what was measured, as inline SVG."""
+    """Ratios as horizontal bars from one on a logarithmic scale, grouped by what was measured, as inline SVG."""
     forms = list(dict.fromkeys(row["form"] for row in rows))
-    longest = max(2.0, *(float(row["ratio to plain"]) for row in rows))
-    labels = [f"{float(row['ratio to plain']):.2f}× {row['form']}" for row in rows]
+    ratios = [float(row["ratio"]) for row in rows]
+    least, most = min(1.0, *ratios), max(2.0, *ratios)
+    labels = [f"{ratio:.2f}× {row['form']}" for row, ratio in zip(rows, ratios, strict=True)]
     width, left, line, gap = 480, 118, 15, 9
     right = width - 12 - LETTER * max(map(len, labels))  # the label of the longest bar is beside it
 
     def across(ratio: float) -> float:
-        return left + (right - left) * max(0.0, math.log(ratio)) / math.log(longest)
+        return left + (right - left) * math.log(ratio / least) / math.log(most / least)
 
     parts, y, group = [], 30, ""
-    for row, label in zip(rows, labels, strict=True):
+    for row, ratio, label in zip(rows, ratios, labels, strict=True):
         if row["what"] != group:
             y += gap if group else 0
             parts.append(f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{row["what"]}</text>')
             group = row["what"]
-        ratio, ink = float(row["ratio to plain"]), COLOURS[forms.index(row["form"]) % len(COLOURS)]
-        parts.append(f'<rect x="{left}" y="{y}" width="{max(1, across(ratio) - left):.1f}" height="12" fill="{ink}"/>')
-        parts.append(f'<text x="{across(ratio) + 4:.1f}" y="{y + 10}">{label}</text>')
+        ink = COLOURS[forms.index(row["form"]) % len(COLOURS)]
+        begin, end = sorted((across(1.0), across(ratio)))
+        parts.append(
+            f'<rect x="{begin:.1f}" y="{y}" width="{max(1.0, end - begin):.1f}" height="12" fill="{ink}"/>'
+            f'<text x="{end + 4:.1f}" y="{y + 10}">{label}</text>'
+        )
         y += line
     return (
         f'<svg viewBox="0 0 {width} {y + 8}" role="img" aria-label="{title}" fill="currentColor" font-size="10.5">'
@@ -126,5 +164,7 @@ def bars(title: str, rows: list[Row]) -> str:
     )
 
 
+RATIOS = ("ratio to plain", "ratio")  # columns of ratios to the form that is first
+WORDS = {"ms": "time", "peak MiB": "peak memory"}  # measures in titles
 LETTER = 6  # pixels of a letter in labels, at most on average
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")

@@ -57,12 +57,15 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
         "spatial/atlas",
         "spatial/cityscapes",
     ),
+    "signals": ("spatial/signals",),
+    "translate-demo": ("demo/translate",),
     "translation": ("spatial/translation-lite", "spatial/translation"),
     "zoo": ("zoo/digits",),
 }
 UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
     "aw/cifar10",
     "demo/detect",
+    "demo/translate",
     "fan/table6",
     "hattnet/soft-rate",
     "icasc/confusion",
@@ -74,6 +77,7 @@ UNTIMED = {  # runs shared their GPU with changing others, so times of steps are
     "spatial/camvid",
     "spatial/cityscapes-small",
     "spatial/rate",
+    "spatial/signals",
     "spatial/atlas",
     "zoo/digits",
 }
@@ -114,6 +118,8 @@ COMPARED = {  # pairs of cells of which the second might be better
         for table in ("spatial/segmentation", "spatial/camvid")
         for row in ("1111", "1000", "0100", "0010", "0001", "0110", "0011", "deform", "deform-0010", "dynamic")
     ),
+    "signals": _pairs("mean_iou", "spatial/signals", "none", "1111", "1000", "0100", "0010", "0001", "deform", "se"),
+    "translate-demo": _pairs("bleu", "demo/translate", "all", "self-0111", "cross-0111"),
     "translation": tuple(
         pair
         for data in ("multi30k", "tatoeba")

@@ -33,7 +33,7 @@ def test_center_mass_stands_beside_attention(tmp_path: Path) -> None:
 
 def test_labels_of_bars_end_within_the_chart() -> None:
     rows = [
-        {"what": "a step", "form": form, "ratio to plain": ratio}
+        {"what": "a step", "form": form, "ratio": ratio}
         for form, ratio in (("fused", "1.2"), ("aw_cbam_cifar_resnet20", "9.38"))
     ]
     chart = charts.bars("step", rows)

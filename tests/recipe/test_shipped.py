@@ -77,6 +77,7 @@ TABLES = {  # rows and columns
     "spatial/detection-lite": (5, 1),
     "spatial/rate": (8, 0),
     "spatial/segmentation": (11, 1),
+    "spatial/signals": (21, 1),
     "spatial/translation": (33, 1),
     "spatial/translation-lite": (8, 2),
     "zoo/digits": (1, 0),
