@@ -101,6 +101,14 @@ def test_the_papers_modulation_starts_at_a_half():
     torch.testing.assert_close(conv(x), nn.Conv2d.forward(conv, x) / 2)
 
 
+def test_a_traced_layer_has_maps_of_any_size():
+    conv = make("strided", dtype=torch.float32, modulated=True).eval()
+    traced = torch.jit.trace(conv, maps(size=(9, 7), dtype=torch.float32))
+    for size in ((6, 14), (12, 5)):
+        x = maps(3, size, dtype=torch.float32)
+        torch.testing.assert_close(traced(x), conv(x))
+
+
 def test_gradients():
     conv, x = make(modulated=True), maps(1, (3, 3)).requires_grad_()
     assert torch.autograd.gradcheck(conv, (x,))

@@ -203,12 +203,17 @@ def compiled(signature=None, ptx=None, ctas=1, about=("about",), shared=1000, **
     )  # fmt: skip
 
 
-@pytest.fixture
-def expands(monkeypatch):
+@pytest.fixture(params=["two arguments", "three"])
+def expands(request, monkeypatch):
     def expand(descriptor, about):
         return [f"map of {descriptor} {about}", 3, 4, 8, 1]
 
-    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", SimpleNamespace(make_tensordesc_arg=expand))
+    def expand_of_three(descriptor, about, base):
+        assert base is None
+        return expand(descriptor, about)
+
+    expand_known = expand if request.param == "two arguments" else expand_of_three
+    monkeypatch.setitem(sys.modules, "triton.backends.nvidia.driver", SimpleNamespace(make_tensordesc_arg=expand_known))
     monkeypatch.setattr(triton_launch, "_content", lambda tensor_map: tensor_map.encode())
 
 

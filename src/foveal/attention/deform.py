@@ -6,11 +6,12 @@ Spatial Attention Mechanisms" (https://arxiv.org/abs/1904.05873) the sparse form
 relative position.
 
 Three forms compute it: on NVIDIA GPUs, for convolutions without groups, kernels of our own that keep the precision and
-layout of the map; on a CPU sums of rows; elsewhere, and in exported models, torchvision's operator. None has a second
-derivative: where one is needed, as in class attention of second order, a plain form takes their place.
+layout of the map; on a CPU sums of rows; elsewhere, and in exported models, torchvision's operator. None of them has a
+second derivative: where one is needed, as in class attention of second order, a plain form is used.
 
-Departures: only the first form knows bfloat16, and the second no float16 either; they are computed in float32. With
-``start="identity"`` modulation starts at one (twice a sigmoid), with ``paper`` at a half.
+Departures: torchvision's operator does not support bfloat16, so mixed precision is float32 there; sums of rows are
+float32, and their product has the precision of autocast. With ``start="identity"`` modulation starts at one (twice a
+sigmoid), with ``paper`` at a half.
 
 ONNX has the operator since opset 19. PyTorch lets no module know the opset, so an earlier one cannot be refused here:
 the file is written, and onnxruntime does not load it.
@@ -175,7 +176,8 @@ class DeformableKernel(Kernel):
         wide = torch.float32 if half else dtype
         if not first_order_suffices():
             return deform_conv, wide
-        return (deform_conv_by_rows if x.device.type == "cpu" and not exporting() else _by_torchvision), wide
+        exported = exporting() or torch.jit.is_tracing()
+        return (deform_conv_by_rows if x.device.type == "cpu" and not exported else _by_torchvision), wide
 
     def extra_repr(self) -> str:
         """Show what the children do not."""

@@ -1,7 +1,7 @@
 """The launches and allocations of a tape in C (``replay.c``), where that can be compiled.
 
-Triton needs a C compiler for its own launchers, so there is one wherever fused kernels run. Where anything of this
-fails, :mod:`foveal.kernels.tape` does the same in Python; ``FOVEAL_REPLAY=0`` asks for that.
+Triton needs a C compiler for its own launchers, unless its cache is filled already. Where anything of this fails,
+:mod:`foveal.kernels.tape` does the same in Python; ``FOVEAL_REPLAY=0`` asks for that.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def _functions() -> tuple[int, ...] | None:
 
 def available() -> bool:
     """Whether tapes can be repeated in C; compiles it at the first call."""
-    return ENABLED and None not in (compat.empty_on_gpu, compat.raw_stream, _functions(), _module())
+    known = ENABLED and None not in (compat.empty_on_gpu, compat.raw_stream, _functions())
+    return known and _module() is not None
 
 
 def program(

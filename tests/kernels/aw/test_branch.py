@@ -119,6 +119,19 @@ def assert_same(actual, expected, rtol=1e-4, atol=2e-4):
         torch.testing.assert_close(actual[name], part, rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}")
 
 
+@pytest.mark.parametrize("strides", ["steps", "none"])
+def test_a_bias_that_is_not_contiguous(strides, launched):
+    layer, x = make(), images()
+    bias = torch.randn(48, device=device)[::2] if strides == "steps" else torch.randn(1, device=device).expand(24)
+    layer.bias = nn.Parameter(bias)
+    assert not layer.bias.is_contiguous()
+    with torch.no_grad():
+        actual = layer(x)
+        layer.bias = nn.Parameter(bias.contiguous())
+        torch.testing.assert_close(actual, layer(x))
+    assert launched == ["attended_conv"] * 2
+
+
 @pytest.mark.parametrize(
     ("case", "mode"),
     [(case, "train") if case in FAST else pytest.param(case, "train", marks=slow) for case in CASES]

@@ -92,7 +92,7 @@ def test_the_branch_alone_equals_the_modules(training, start, residual, size):
     assert_same_after_backward((actual, x, attention), (expected, y, plain))
 
 
-@pytest.mark.parametrize("change", ["a norm without statistics", "another norm", "half precision"])
+@pytest.mark.parametrize("change", ["a norm without statistics", "another norm", "half precision", "strides"])
 def test_other_modules_are_left_to_the_compiler(change):
     conv, attention = site()
     match change:
@@ -102,6 +102,8 @@ def test_other_modules_are_left_to_the_compiler(change):
             attention.norm2 = nn.SyncBatchNorm(16).to(DEVICE)
         case "half precision":
             attention.half()
+        case "strides":
+            attention.excite.weight = nn.Parameter(torch.randn(4, 16, 1, 1, device=DEVICE).transpose(0, 1))
     assert fused(conv, attention, torch.randn(3, 8, 7, 5, device=DEVICE)) is None
     modules = attention.squeeze, attention.norm1, attention.excite, attention.norm2
     assert compiled_multiplier(torch.randn(3, 8, 3, 3, device=DEVICE), modules, None, True) is None

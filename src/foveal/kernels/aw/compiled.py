@@ -309,7 +309,7 @@ def _tensors(modules: tuple[nn.Module, ...], size: tuple[int, int]) -> _Tensors 
     if one is None or two is None or one.batch != two.batch or not supported(squeeze.weight, size):
         return None
     parameters = [squeeze.weight, norm1.weight, norm1.bias, excite.weight, norm2.weight, norm2.bias]
-    if any(parameter.dtype != torch.float32 for parameter in parameters):
+    if not all(parameter.dtype == torch.float32 and parameter.is_contiguous() for parameter in parameters):
         return None
     running = [] if one.batch else [one.mean, one.var, two.mean, two.var]
     updated = [one.mean, one.var, one.tracked, two.mean, two.var, two.tracked] if one.batch else []

@@ -74,7 +74,7 @@ def scales_output(path: Path, form: Path, x: Tensor, conv: nn.Conv2d) -> bool:
 def _warn_not_fused() -> None:
     """Warn once that the fused form is not available and a plain one is used."""
     warnings.warn(
-        "path='fused' needs an NVIDIA GPU, Triton and channels in multiples of 8; elsewhere "
-        "plain PyTorch is used, with the same result",
+        "path='fused' needs an NVIDIA GPU, Triton, a kernel larger than 1×1, channels in multiples of 8, equal "
+        "strides, and no dilation with a stride; elsewhere another form is used, with the same result",
         stacklevel=2,
     )

@@ -186,7 +186,7 @@ def forward(
     if x.dtype != scale.dtype:
         raise TypeError(f"expected input and multiplier of one dtype: {x.dtype}, {scale.dtype}")
     shape = plan(x, weight, stride, padding, dilation, groups)
-    return shape.forward(x, shape.packed(weight), scale, bias)
+    return shape.forward(x, shape.packed(weight), scale, None if bias is None else bias.contiguous())
 
 
 @on_its_device

@@ -31,7 +31,10 @@ def average_by_masks(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def average_by_product(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """The same as one matrix product; returns float32 for half precision, rounded to it once, or a mean of one cell."""
+    """The same as one matrix product.
+
+    For half precision it returns float32: sums that are rounded to half precision once, or of one cell the exact mean.
+    """
     if size == (1, 1):  # which a compiler fuses with what computes x
         return x.mean((2, 3), keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     n, c, h, w = x.shape

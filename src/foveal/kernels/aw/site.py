@@ -77,6 +77,7 @@ def forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, branch: Branch, conv: Convolution
 ) -> tuple[Tensor, *Kept]:
     """The convolution of x, in channels last, and what is kept for its gradient."""
+    bias = None if bias is None else bias.contiguous()
     key = *_key("aw site", x, weight, parameters, branch, conv), None if bias is None else bias.dtype
     one, two = branch.norm1, branch.norm2
     tensors = (x, weight, bias, *parameters, *one[:3], *two[:3])
