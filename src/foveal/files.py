@@ -45,6 +45,16 @@ def writing(path: Path, otherwise: str = ELSEWHERE) -> Iterator[Path]:
                 partial.unlink(missing_ok=True)
 
 
+def check_writable(path: Path) -> None:
+    """Raise if a file could not be written there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def write_text(path: Path, text: str, otherwise: str = ELSEWHERE) -> None:
     """Write a text file, all of it or nothing; arguments as in :func:`writing`."""
     with writing(path, otherwise) as partial:

@@ -142,10 +142,29 @@ def test_seeds_are_added_to_the_file_in_several_sittings(call, table):
     assert {row["run_seeds"] for row in rows} == {"0 1"}
     assert len({row["metric"] for row in rows}) == len(rows)
     status, out, _ = call(*words, "--seeds", 2, "--missing", "--out", "a third")
-    assert (status, out) == (0, "widths.yaml: 2 runs, 0 finished before, 2 in rows.csv\n")
+    assert status == 0
+    assert out.startswith("widths.yaml: 2 runs, 0 finished before, 2 in rows.csv\n")
+    assert "Accuracy, %" in out  # what the file has is shown
+    assert not (table / "a third").exists()
     status, _, err = call("reproduce", "widths.yaml", "--missing")
     assert status == 2
     assert "name it with --csv" in err
+
+
+def test_runs_that_the_file_loses_are_told(call, table):
+    words = ("reproduce", "widths.yaml", "--only", "narrow", "--csv", "rows.csv")
+    assert "no longer" not in call(*words, "--seeds", 2).out
+    text = (table / "rows.csv").read_text()
+    (table / "rows.csv").write_text(text.replace(",CPU,", ",another machine,"))
+    assert "rows.csv no longer has 1 run(s) of other settings or of another machine" in call(*words).out
+
+
+@pytest.mark.parametrize("csv", ["/proc/rows.csv", "widths.yaml/rows.csv"])
+def test_a_file_that_cannot_be_written_is_an_error_before_anything_is_trained(call, table, csv):
+    status, _, err = call("reproduce", "widths.yaml", "--csv", csv)
+    assert status == 2
+    assert f"cannot write {csv}" in err
+    assert not (table / "runs").exists()
 
 
 def test_a_file_of_something_else_is_an_error_before_anything_is_trained(call, table):

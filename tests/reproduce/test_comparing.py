@@ -33,6 +33,13 @@ def test_only_runs_of_the_same_seed_are_pairs(tmp_path):
         compare(path, "a", "b")
 
 
+def test_seeds_that_both_have(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2 0.4,1 2 3\nb,accuracy,0.3 0.5,2 3\n")
+    found = compare(path, "a", "b")
+    assert (found.seeds, found.difference) == (2, pytest.approx(0.1))
+
+
 def test_the_unit_of_the_metric(tmp_path):
     path = tmp_path / "results.csv"
     head = "recipe,metric,unit,better,values,run_seeds\n"

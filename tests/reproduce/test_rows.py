@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fake_cells import finished_cells, metrics
 
-from foveal.errors import DataError
+from foveal.errors import DataError, RunError
 from foveal.reproduce import read_csv, recorded, summarise, write_csv
 
 
@@ -91,6 +91,35 @@ def test_seeds_of_other_settings_or_of_older_code_are_replaced(tmp_path, changes
     (row,) = write_csv(path, rows_of(tmp_path, [0.7], 2))
     assert (row["run_seeds"], row["std"]) == ("2", "")
     assert [row["run_seeds"] for row in read_csv(path)] == ["2"]
+
+
+@pytest.mark.parametrize("changes", [{"hardware": "H200"}, {"torch": "2"}])
+def test_a_row_may_be_completed_on_another_machine(tmp_path, changes):
+    path = tmp_path / "x.csv"
+    write_csv(path, rows_of(tmp_path, [0.5, 0.6], **changes))
+    for seed in (2, 3):
+        (row,) = write_csv(path, rows_of(tmp_path, [0.7], seed), anywhere=True)
+    (name,) = changes
+    assert row["run_seeds"] == "0 1 2 3"
+    here = rows_of(tmp_path, [0.7], 4)[0][name]
+    assert row[name] == f"{changes[name]}; {here}"
+    (row,) = write_csv(path, rows_of(tmp_path, [0.7], 5, lr="7"), anywhere=True)
+    assert row["run_seeds"] == "5"  # other settings are another model
+
+
+def test_metrics_that_new_runs_lack_stay(tmp_path):
+    """Measures of wrong answers, for example, where a new run has none; of a seed that was run again they go."""
+    path, both = tmp_path / "x.csv", metrics(accuracy=0.5, true_positive_strength=0.1)
+    write_csv(path, summarise(finished_cells(tmp_path, [both, both])))
+    write_csv(path, rows_of(tmp_path, [0.7, 0.8], 1))
+    seeds = {row["metric"]: row["run_seeds"] for row in read_csv(path)}
+    assert seeds == {"accuracy": "0 1 2", "true_positive_strength": "0"}
+
+
+def test_a_file_that_cannot_be_locked(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOVEAL_CACHE", "/proc/nowhere")
+    with pytest.raises(RunError, match="set FOVEAL_CACHE"):
+        write_csv(tmp_path / "x.csv", rows_of(tmp_path, [0.5]))
 
 
 def test_what_the_file_has_of_the_settings_of_today(tmp_path):

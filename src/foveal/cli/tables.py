@@ -81,36 +81,47 @@ def reproduce(
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the published ones."""
-    from foveal.reproduce import cells, read_csv, recorded, run_all, summarise, write_csv
+    from foveal.reproduce import cells, read_csv, recorded, run_all, seeds_of, shown, summarise, write_csv
 
     if missing and csv is None:
         raise UserError("--missing leaves out the seeds that a file has: name it with --csv")
     earlier = [] if csv is None or not csv.exists() else read_csv(csv)  # before anything is trained
     with quick_imports():
         todo = cells(table, seeds, out, overrides or [], first_seed, only or [])
+    from foveal.files import check_writable
     from foveal.see import report
 
     known = recorded(todo, earlier) if missing else []
+    asked = list(dict.fromkeys(cell.recipe.name for cell in todo))
     count, todo = len(todo), [cell for cell in todo if cell not in known]
     done = sum(cell.done for cell in todo)
     say(f"{table}: {count} runs, {done} finished before" + (f", {len(known)} in {csv}" if known else ""))
     if finished:
         todo = [cell for cell in todo if cell.done]
-        if not todo:
+        if not todo and not known:
             raise UserError(f"no run of {table} with these seeds is finished in {out}")
 
     def record() -> list[Any]:
         rows = summarise(todo)
-        return rows if csv is None else write_csv(csv, rows)
+        return rows if csv is None else write_csv(csv, rows, anywhere=missing)
 
+    if csv is not None:
+        check_writable(csv)
+    summarise(todo)  # a result that cannot be read is found before anything is trained
     failures = run_all(
         todo, data=None if data is None else str(data), jobs=jobs, minutes=minutes, say=say, after=record
     )
     rows = record()
+    if csv is not None and csv.exists():
+        written = read_csv(csv)
+        rows = shown(written, asked) if known else rows
+        if gone := seeds_of(row for row in earlier if row["recipe"] in asked) - seeds_of(written):
+            say(f"{csv} no longer has {len(gone)} run(s) of other settings or of another machine")
     if rows:
         _show_rows(table, rows)
         if csv is not None:
             say_written("Rows", csv)
+    if any(cell.done for cell in todo):
         say_written("Report", report(todo[0].out.parents[1]))
     waiting = sum(not cell.done for cell in todo) - len(failures)
     if waiting:

@@ -17,7 +17,7 @@ from foveal.runs.folder import finite
 
 
 def compare(path: Path, first: str, second: str, metric: str | None = None) -> Comparison:
-    """Compare two recipes in a file that ``foveal reproduce --csv`` wrote.
+    """Compare two recipes in a file that ``foveal reproduce --csv`` wrote, by the seeds that both have.
 
     Args:
         path: the file.
@@ -29,14 +29,15 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
     first, second = (former_names().get(name, name) for name in (first, second))
     metric = metric or next((row["metric"] for row in rows if row["recipe"] == first), "accuracy")
     one, other = (_values(rows, recipe, metric, path) for recipe in (first, second))
-    if one.keys() != other.keys():
+    seeds = [seed for seed in one if seed in other]
+    if len(seeds) < 2 and one.keys() != other.keys():
         raise UserError(
-            f"{first} has seeds {', '.join(map(str, one))}, {second} has {', '.join(map(str, other))}; "
-            "run both with the same --seeds and --first-seed"
+            f"{first} has seeds {', '.join(map(str, one))}, {second} has {', '.join(map(str, other))}: fewer than two "
+            "in common; run both with the same --seeds and --first-seed"
         )
     stored = next(row for row in rows if row["metric"] == metric)
     known = {"unit": stored["unit"], "better": stored["better"] or None} if "unit" in stored else None
-    pairs = paired([one[seed] for seed in one], [other[seed] for seed in one])
+    pairs = paired([one[seed] for seed in seeds], [other[seed] for seed in seeds])
     return replace(pairs, info=metric_info(metric, known))
 
 

@@ -67,9 +67,9 @@ def run_all(
         todo: the cells.
         data: folder of real datasets.
         jobs: how many processes run side by side; on one GPU small models fill each other's gaps.
-        minutes: stop after this time, also what is under way. The next call goes on with it from its last epoch.
+        minutes: stop after this time, also what is under way. The next call goes on with it from its last checkpoint.
         say: called with a line for every cell that ends.
-        after: called whenever one has ended.
+        after: called whenever one has ended; what it raises is raised when all have ended.
 
     Returns:
         The failures.
@@ -87,6 +87,7 @@ def run_all(
     for recipe in {str(cell.recipe.data): cell.recipe for cell in waiting}.values():
         build_source(recipe, data)
     failures: list[Failure] = []
+    late: UserError | None = None
     jobs = min(jobs, max(1, len(waiting)))
     here = jobs == 1 and until is None  # in a process of its own, a run can be stopped
     ended = _one_by_one(waiting, data) if here else _side_by_side(waiting, data, jobs, until)
@@ -99,7 +100,12 @@ def run_all(
             failures.append(Failure(cell, error))
             message = f"[{i}/{len(waiting)}] {cell} FAILED: {error}"
         say(message)
-        after()
+        try:
+            after()
+        except UserError as error:
+            late = late or error
+    if late is not None:
+        raise late
     return failures
 
 
@@ -113,7 +119,9 @@ def _one_by_one(waiting: Sequence[Cell], data: str | None) -> Iterator[Ended]:
 
 
 def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int, until: float | None) -> Iterator[Ended]:
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    import torch
+
+    threads = None if jobs == 1 else max(1, torch.get_num_threads() // jobs)
     others = set(multiprocessing.active_children())
     left, running = iter(waiting), dict[Future[dict[str, Any]], Cell]()
     with ProcessPoolExecutor(jobs, _processes(), _start, (dict(os.environ),)) as pool, _Bars(waiting) as bars:
@@ -142,7 +150,7 @@ def _side_by_side(waiting: Sequence[Cell], data: str | None, jobs: int, until: f
 
 
 def _kill(others: Set[BaseProcess]) -> None:
-    """Kill all processes but ``others``; a run can be resumed from its last epoch whenever it is killed."""
+    """Kill all processes but ``others``; a run can be resumed from its last checkpoint whenever it is killed."""
     for child in set(multiprocessing.active_children()) - others:
         child.kill()  # Lightning would handle a request to end, and the process go on waiting for work
 

@@ -1,26 +1,27 @@
 """The file of rows that ``foveal reproduce --csv`` writes: runs are added to it, seed by seed.
 
-So a table can be made in several sittings, and on several machines: a row keeps the seeds that it has, as long as the
-others are made with the same settings on the same hardware.
+So a table can be made in several sittings: a row keeps the seeds that it has, as long as the others are made with the
+same settings on the same hardware, or if it is to be completed on another one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import io
 import itertools
 import shlex
 import statistics
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from foveal.errors import DataError
-from foveal.files import write_text
+from foveal.errors import DataError, RunError
+from foveal.files import cache_folder, write_text
+from foveal.metric_info import metric_info
 from foveal.reproduce.cells import Cell
 from foveal.reproduce.provenance import SHOWN, settings
 from foveal.reproduce.summary import COLUMNS
@@ -28,7 +29,7 @@ from foveal.reproduce.summary import COLUMNS
 Row = dict[str, Any]
 Values = dict[int, float]  # of a metric by seed
 SETTINGS = (*SHOWN, "settings", "overrides")
-ALIKE = ("hardware", "torch", *SETTINGS)  # of rows whose seeds may stand together
+MACHINE = ("hardware", "torch")
 
 
 def read_csv(path: Path) -> list[Row]:
@@ -55,11 +56,12 @@ def seed_values(row: Mapping[str, Any]) -> Values:
     return {int(seed): value for seed, value in zip(seeds, values, strict=True)}
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> list[Row]:
+def write_csv(path: Path, rows: Sequence[Row], anywhere: bool = False) -> list[Row]:
     """Add ``rows`` to the file.
 
     Rows of other recipes that are in it stay. Of the same recipe, seeds that are not among the new ones stay if they
-    were made with the same settings on the same hardware; others are replaced.
+    were made with the same settings on the same hardware with the same torch, with ``anywhere`` on any; others are
+    replaced.
 
     Returns:
         The rows of these recipes as they are in the file now.
@@ -67,21 +69,37 @@ def write_csv(path: Path, rows: Sequence[Row]) -> list[Row]:
     if not rows:
         return []
     with _alone(path):
-        return _add(path, rows)
+        return _add(path, rows, anywhere)
 
 
-def _alone(path: Path) -> filelock.BaseFileLock:
-    """A lock, so that no row is lost if two processes add to the file; it lies elsewhere, not beside the results."""
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No row is lost if two processes of a user on one machine add to the file; the lock is not beside the results."""
     name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    return filelock.FileLock(Path(tempfile.gettempdir()) / f"foveal-{name}.lock")
+    folder = cache_folder() / "locks"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(folder / f"{name}.lock").acquire()
+    except OSError as error:
+        raise RunError(f"cannot lock {path} in {folder}: {error.strerror or error}; set FOVEAL_CACHE") from error
+    with lock:
+        yield
 
 
-def _add(path: Path, rows: Sequence[Row]) -> list[Row]:
+def _add(path: Path, rows: Sequence[Row], anywhere: bool) -> list[Row]:
     earlier = read_csv(path) if path.exists() else []
-    recipes = {(row["table"], row["recipe"]) for row in rows}
-    others = [row for row in earlier if (row.get("table"), row.get("recipe")) not in recipes]
-    known = {_key(row): row for row in earlier}
-    added = [_together(known.get(_key(row)), row) for row in rows]
+    new: dict[Any, list[Row]] = {}
+    for row in rows:
+        new.setdefault(_recipe(row), []).append(row)
+    others = [row for row in earlier if _recipe(row) not in new]
+    known = {_key(row): row for row in earlier if _recipe(row) in new}
+    added = []
+    for row in rows:
+        before = known.pop(_key(row), None)
+        added.append(row if before is None else _joined(row, before, _stays(before, new[_recipe(row)], anywhere)))
+    for before in known.values():  # metrics that no new run has, such as those of wrong answers where none is wrong
+        if values := _stays(before, new[_recipe(before)], anywhere):
+            added.append(before | _statistics(values, before.get("published") or ""))
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
@@ -106,31 +124,66 @@ def recorded(cells: Iterable[Cell], rows: Iterable[Row]) -> list[Cell]:
     ]
 
 
+def seeds_of(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
+    """Recipe and seed of all values in rows."""
+    return {(row["recipe"], seed) for row in rows for seed in seed_values(row)}
+
+
+def shown(rows: Iterable[Mapping[str, Any]], recipes: Sequence[str]) -> list[Row]:
+    """Rows of some recipes in a file, in the form and order of :func:`~foveal.reproduce.summary.summarise`."""
+    numbers: dict[str, int] = {}
+    found: list[tuple[tuple[bool, int, int], Row]] = []
+    for row in rows:
+        if row["recipe"] in recipes:
+            metric, published = row["metric"], row.get("published") or ""
+            place = "/" in metric, numbers.setdefault(metric, len(numbers)), recipes.index(row["recipe"])
+            about = {"title": metric_info(metric.partition("/")[0]).title, "embedded": str(row["embedded"]) == "True"}
+            found.append((place, {**row, **about, "published": published and float(published)}))
+    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+
+
+def _recipe(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("table"), row.get("recipe")
+
+
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("table"), row.get("recipe"), row.get("metric")
+    return *_recipe(row), row.get("metric")
 
 
-def _together(earlier: Row | None, new: Row) -> Row:
-    """The row ``new`` with those seeds of an earlier one that it does not have."""
-    if earlier is None or earlier.get("older") or not earlier.get("run_seeds"):
-        return new
-    if any((earlier.get(column) or "") != str(new[column]) for column in ALIKE):
-        return new
-    kept = {seed: value for seed, value in seed_values(earlier).items() if seed not in seed_values(new)}
+def _stays(earlier: Row, new: Sequence[Row], anywhere: bool) -> Values:
+    """Values of a row that stay beside the new rows of its recipe: of seeds that these do not have."""
+    if earlier.get("older") or not earlier.get("run_seeds"):
+        return {}
+    columns = SETTINGS if anywhere else (*MACHINE, *SETTINGS)
+    if any((earlier.get(column) or "") != str(new[0][column]) for column in columns):
+        return {}
+    replaced = {seed for row in new for seed in seed_values(row)}
+    return {seed: value for seed, value in seed_values(earlier).items() if seed not in replaced}
+
+
+def _joined(new: Row, earlier: Row, kept: Values) -> Row:
+    """The row ``new`` with the values of an earlier one that stay."""
     if not kept:
         return new
     values = dict(sorted((kept | seed_values(new)).items()))
-    mean, numbers = statistics.mean(values.values()), list(values.values())
     shares = len(kept), len(values) - len(kept)
-    return new | {
+    return (
+        new
+        | _statistics(values, new["published"])
+        | {name: round(_weighted((earlier[name], new[name]), shares), 1) for name in ("epochs", "seconds")}
+        | {name: _both(earlier[name], new[name]) for name in (*MACHINE, "revision", "jobs")}
+    )
+
+
+def _statistics(values: Values, published: Any) -> Row:
+    mean, numbers = statistics.mean(values.values()), list(values.values())
+    return {
         "mean": round(mean, 4),
-        "std": round(statistics.stdev(numbers), 4),
-        "difference": "" if new["published"] == "" else round(mean - new["published"], 4),
+        "std": round(statistics.stdev(numbers), 4) if len(numbers) > 1 else "",
+        "difference": "" if published == "" else round(mean - float(published), 4),
         "seeds": len(values),
         "values": " ".join(f"{value:.4f}" for value in numbers),
         "run_seeds": " ".join(map(str, values)),
-        **{name: round(_weighted((earlier[name], new[name]), shares), 1) for name in ("epochs", "seconds")},
-        **{name: _joined(earlier[name], new[name]) for name in ("revision", "jobs")},
     }
 
 
@@ -138,7 +191,7 @@ def _weighted(values: Iterable[Any], shares: tuple[int, int]) -> float:
     return sum(float(value) * share for value, share in zip(values, shares, strict=True)) / sum(shares)
 
 
-def _joined(*texts: str) -> str:
+def _both(*texts: str) -> str:
     """The parts of texts that are joined by semicolons, each once."""
     parts = itertools.chain(*(str(text).split("; ") for text in texts if text))
     return "; ".join(dict.fromkeys(parts))

@@ -53,7 +53,7 @@ class RunFolder:
 
     @property
     def last(self) -> Path:
-        """Checkpoint of the last whole epoch."""
+        """The last checkpoint, from which a run is resumed."""
         return self.file("last.ckpt")
 
     @property

@@ -62,6 +62,7 @@ class Task(L.LightningModule):
         recipe: with what :meth:`complete` fills in.
         samples: tensors of a few test samples by name, for pictures.
         sites: names of the attention whose maps are among them.
+        journal: a line for each epoch of its training, when it is tested.
     """
 
     name: ClassVar[str] = ""
@@ -79,6 +80,7 @@ class Task(L.LightningModule):
         self.val_loss, self.val_score, self.test_score = MeanMetric(), metric(), metric()
         self.samples: dict[str, Tensor] = {}
         self.sites: list[str] = []
+        self.journal: list[dict[str, Any]] = []
         self.attention_losses = AttentionLosses(recipe.loss.attention, self.model, self.weight)
         self._check_losses()
         self._step: Callable[[Batch], tuple[Tensor, dict[str, Tensor]]] = self.weighed

@@ -103,8 +103,8 @@ def fit(
 ) -> dict[str, Any]:
     """Train ``recipe`` in the folder ``out``, test its best epoch, and leave everything there.
 
-    A folder that holds an unfinished run of the same recipe is resumed from its last epoch; a finished one is not run
-    again, but weights that are missing or damaged are written again from its checkpoint. Whatever can be wrong with
+    A folder that holds an unfinished run of the same recipe is resumed from its last checkpoint; a finished one is not
+    run again, but weights that are missing or damaged are written again from its checkpoint. Whatever can be wrong with
     the recipe or the data is found before training starts.
 
     Args:
@@ -142,7 +142,10 @@ def fit(
         [*loggers, *loggers_of(recipe, folder.path)],
     )
     header = {"dataset": source.title, "embedded": source.embedded, "plugins": plugin_names(), "jobs": jobs}
-    with folder.opened(recipe, header) if not is_follower() else contextlib.nullcontext(), _stoppable(folder):
+    with (
+        folder.opened(recipe, header) if not is_follower() else contextlib.nullcontext(),
+        _stoppable(folder, recipe.train.check_every),
+    ):
         resumed = folder.last if folder.last.exists() else None
         if resumed is not None:
             chosen(recipe, folder)  # without it, the last epoch would be trained for nothing
@@ -178,7 +181,7 @@ def is_follower() -> bool:
 
 
 @contextlib.contextmanager
-def _stoppable(folder: RunFolder) -> Iterator[None]:
+def _stoppable(folder: RunFolder, check_every: int) -> Iterator[None]:
     """Turn a user's Ctrl-C into an error that says how to go on."""
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if main else None
@@ -189,8 +192,8 @@ def _stoppable(folder: RunFolder) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         if folder.finished:
             raise InterruptedRunError(f"stopped. The earlier result in {folder} is untouched") from stop
-        whole = folder.last.exists()
-        start = "from the last whole epoch" if whole else "from the beginning: no epoch was finished"
+        beginning = f"from the beginning: no checkpoint was written (train.check_every={check_every})"
+        start = "from the last checkpoint" if folder.last.exists() else beginning
         raise InterruptedRunError(f"stopped. Resume {start} with: foveal train {quoted(folder.path)}") from stop
 
 
@@ -210,8 +213,8 @@ def _test(task: Task, folder: RunFolder) -> dict[str, Any]:
     """What the test of the weights in ``folder`` gives."""
     recipe, source = task.recipe, task.source
     load_whole(task.model, read_weights(folder).tensors)
+    rows = task.journal = folder.epochs()
     make_trainer(recipe, folder.path, []).test(task, datamodule=Feed(task), verbose=False)
-    rows = folder.epochs()
     scores = {row["epoch"]: row[task.val_key] for row in rows if task.val_key in row}
     steps = [row["train/step_seconds"] for row in rows if row.get("train/step_seconds")]
     best = min if task.mode == "min" else max
@@ -256,7 +259,7 @@ def evaluate(
     recipe = complete(folder.recipe())
     source = build_source(recipe, data)
     task = make_task(recipe, source, load_model(folder.path)[0])
-    with _stoppable(folder):
+    with _stoppable(folder, recipe.train.check_every):
         result = _test(task, folder)
     if tell is not None:
         tell(result)

@@ -67,6 +67,14 @@ def test_no_process_is_left_without_a_batch(shuffle):
         batches([3, 3], [3, 3], 100, shuffle=shuffle, world=4)
 
 
+def test_batches_for_many_processes_are_not_larger():
+    """Short sentences stay apart from a long one."""
+    lengths = [2] * 50 + [90]
+    sizes = [b["source"].numel() for r in range(4) for b in batches(lengths, lengths, 200, rank=r, world=4)]
+    assert len(sizes) == 4
+    assert max(sizes) <= 200
+
+
 def test_long_sentences_are_left_out_of_training_only():
     def seen(**options):
         return sorted(n for b in batches([2, 9, 3], [2, 2, 3], 100, longest=5, **options) for n in b["index"].tolist())

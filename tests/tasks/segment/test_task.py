@@ -191,7 +191,9 @@ def test_memory_is_that_of_the_training_steps_of_this_run(tmp_path, monkeypatch)
         monkeypatch.setattr(Segment, name, spy)
     monkeypatch.setattr(PeakMemory, "_reset", lambda self, device: allocated.clear())
     monkeypatch.setattr(PeakMemory, "_read", lambda self, device: max(allocated, default=0) * 2**20)
-    assert Run(tmp_path).result["metrics"]["peak_memory"] == 10
+    run = Run(tmp_path)
+    assert run.result["metrics"]["peak_memory"] == 10
+    assert evaluate(run.out)["metrics"]["peak_memory"] == 10
 
 
 def test_arithmetic_of_convolutions():

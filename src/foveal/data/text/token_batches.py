@@ -89,8 +89,9 @@ class TokenBatches:
         if len(order) < world:
             raise DataError(f"{len(order)} pairs of sentences are too few for {world} processes; add some")
         batches = np.split(order, cuts(lengths.max(0)[order], tokens))
-        if len(batches) < world:
-            batches = np.array_split(order, world)
+        while len(batches) < world:
+            largest = max(range(len(batches)), key=lambda i: len(batches[i]))
+            batches[largest : largest + 1] = np.array_split(batches[largest], 2)
         if shuffle is not None:
             batches = [batches[i] for i in random.permutation(len(batches))]
             batches = batches[: len(batches) // world * world]

@@ -68,11 +68,18 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], score: float, most: 
     return Prediction(
         picture=detections(photo, found, names, panels=panels, size=size),
         lines={title: _lines(objects, score) for title, objects in lists.items()},
-        remark="" if at is None or panels else "no model attends between regions, so --at has nothing to show",
+        remark="" if at is None or panels else _nothing_attended(runs),
         data={"image": inputs[0], "size": list(photo.shape[1:]), "classes": names, "models": lists}
         | ({"relations": pairs} if pairs else {}),
         stem=f"{Path(inputs[0]).stem}-detected",
     )
+
+
+def _nothing_attended(runs: Sequence[Trained]) -> str:
+    """Why ``--at`` has nothing to show."""
+    if any(attends_between_regions(run.model) for run in runs):
+        return "no region was found, so --at has nothing to show"
+    return "no model attends between regions, so --at has nothing to show"
 
 
 def look(run: Trained, photo: Tensor, score: float, most: int) -> Look:

@@ -121,10 +121,6 @@ class Segment(Task):
         gc.collect()
         self._memory.start(self.device)
 
-    def on_train_end(self) -> None:
-        """Training is over."""
-        self._memory.stop(self.device)
-
     def on_validation_epoch_start(self) -> None:
         """Images come in many sizes, for each of which cuDNN would search its fastest kernels anew."""
         self._memory.stop(self.device)
@@ -134,6 +130,8 @@ class Segment(Task):
         """Log the score; training crops are all of one size."""
         torch.backends.cudnn.benchmark = self._searched
         super().on_validation_epoch_end()
+        if self._memory.bytes:
+            self.log("train/peak_mib", self._memory.bytes / 2**20)
         self._memory.start(self.device)
 
     def on_test_epoch_start(self) -> None:
@@ -165,8 +163,8 @@ class Segment(Task):
         results.add(self.score, self.test_score.compute(), ious)
         results.add(PIXEL_ACCURACY, pixel_accuracy(matrix))
         results.add(MFLOPS, mflops(self.model, self._crop))
-        if self._memory.bytes:
-            results.add(PEAK_MEMORY, self._memory.bytes / 2**20)
+        if peak := max((line.get("train/peak_mib", 0.0) for line in self.journal), default=0.0):
+            results.add(PEAK_MEMORY, peak)
         return results
 
     @classmethod
