@@ -118,7 +118,10 @@ COMPARED = {  # pairs of cells of which the second might be better
         for table in ("spatial/segmentation", "spatial/camvid")
         for row in ("1111", "1000", "0100", "0010", "0001", "0110", "0011", "deform", "deform-0010", "dynamic")
     ),
-    "signals": _pairs("mean_iou", "spatial/signals", "none", "1111", "1000", "0100", "0010", "0001", "deform", "se"),
+    "signals": (
+        *_pairs("mean_iou", "spatial/signals", "none", "1111", "deform", "dynamic", "se", "cbam"),
+        *_pairs("mean_iou", "spatial/signals", "1111", "0111", "1000", "0100", "0010", "0001"),
+    ),
     "translate-demo": _pairs("bleu", "demo/translate", "all", "self-0111", "cross-0111"),
     "translation": tuple(
         pair

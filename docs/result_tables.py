@@ -146,7 +146,7 @@ def comparisons(paper: str, folder: Path = RESULTS) -> str:
     for (metric, one, other), test in zip(pairs, tests, strict=True):
         info = metric_info(metric)
         points, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
-        title = info.title[:1].lower() + info.title[1:]
+        title = info.title if info.title[1:2].isupper() else info.title[:1].lower() + info.title[1:]
         values = [f"{p:.2g}" for p in (test.p, test.holm) if p is not None]
         cells = [title, f"`{one}`", f"`{other}`", points, f"{low} to {high}", *values, str(test.seeds)]
         lines.append(f"| {' | '.join(cells)} |")
