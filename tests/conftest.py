@@ -6,6 +6,7 @@ import functools
 import inspect
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "tasks"))  # helpers shared by tests of runs, also in child processes
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def quick_interpreter():
