@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+from expected import TABLES
 from result_tables import RESULTS, Row, code, read
 
 from foveal.recipe.grids import grids
@@ -72,20 +73,24 @@ COSTS = {"gflops": "GFLOPs of a crop", "mib": "MiB in training", "ms": "millisec
 
 def tradeoff(table: str, folder: Path = RESULTS) -> str:
     """Mean IoU of a table's models against what they cost, and what its paper concludes beside it."""
-    results = [row for row in read(folder / f"{table.split('/')[0]}.csv") if row["table"] == table]
+    file = next(file for file, tables in TABLES.items() if table in tables)
+    results = [row for row in read(folder / f"{file}.csv") if row["table"] == table]
     costs = read(folder / "bench-atlas.csv")
     points = {label: tradeoffs(results, costs, "mean_iou", key) for key, label in COSTS.items()}
+    if not any(points.values()):  # what the runs themselves have counted
+        counted = [row | {"mflops": row["mean"]} for row in results if row["metric"] == "mflops"]
+        points = {"MFLOPs of an image": tradeoffs(results, counted, "mean_iou", "mflops")}
     figures = [pareto(found, value="mean IoU, %", cost=label) for label, found in points.items() if found]
     found = "\n".join(f"- {sentence}" for sentence in grids()[table].conclusions)
-    beside = f"What the paper concludes from its own experiments:\n\n{found}"
+    beside = f"\n\nWhat the paper concludes from its own experiments:\n\n{found}" if found else ""
     if not figures:
         commands = (
-            f"foveal reproduce {table} --seeds 3 --csv results/{table.split('/')[0]}.csv",
+            f"foveal reproduce {table} --seeds 3 --csv results/{file}.csv",
             f"python benchmarks/atlas.py --table {table} --csv results/bench-atlas.csv",
         )
         lines = "\n".join(f"    {command}" for command in commands)
-        return f"Not measured yet. These commands make the picture:\n\n{lines}\n\n{beside}"
-    return f'<div class="bench">{"".join(figures)}</div>\n\n{beside}'
+        return f"Not measured yet. These commands make the picture:\n\n{lines}{beside}"
+    return f'<div class="bench">{"".join(figures)}</div>{beside}'
 
 
 def beside_attention(rows: list[Row]) -> str:

@@ -208,3 +208,13 @@ def test_accuracy_against_costs_and_the_papers_conclusions(tmp_path: Path) -> No
     assert text.count("<figure") == 3
     assert "0010, none (56.0 at 30)" in text
     assert "nearly useless" in text
+
+
+def test_accuracy_against_what_the_runs_counted(tmp_path: Path) -> None:
+    row = "spatial/signals,spatial/signals/{0},{0},scenes,{1},{2},higher,,{3},,,1,0.5,0,100,30,60,0.002,32,False,CPU"
+    values = (("0010", "mean_iou", "%", 0.88), ("0010", "mflops", "MFLOP", 12.35))
+    write(tmp_path, *(row.format(*value) for value in values), paper="signals")
+    text = charts.tradeoff("spatial/signals", tmp_path)
+    assert text.count("<figure") == 1
+    assert "0010, scenes (88.0 at 12.35)" in text
+    assert "concludes" not in text

@@ -169,7 +169,7 @@ class _Part:
         winners = best(self.rows, info) or [row for row in self.rows if info.key in row.values][:1]
         if not winners:
             return Markup("")
-        who = Markup(" and ").join(Markup("<strong>{}</strong>").format(row.name) for row in winners)
+        who = _listed([Markup("<strong>{}</strong>").format(row.name) for row in winners])
         value = Markup("<strong>{}</strong>").format(info.with_unit(winners[0].values[info.key].mean))
         sentence = self.words.headlines.get(info.key, "{who} reached {value} {metric}.")
         return paragraph(escape(sentence).format(who=who, value=value, metric=info.title.lower()), "headline")
@@ -248,6 +248,16 @@ def _undefined(group: Group) -> list[str]:
     """Metrics that have no value in any run, where it is known why."""
     notes = {key: note for run in group.finished for key, note in run.part("notes").items()}
     return [f"{group.info(key).title} is undefined: {note}" for key, note in notes.items() if not group.numbers(key)]
+
+
+def _listed(names: Sequence[Markup]) -> Markup:
+    """Names in a sentence.
+
+    >>> print(_listed([Markup("HARD"), Markup("SOFT"), Markup("STN")]), "or", _listed([Markup("HARD")]))
+    HARD, SOFT and STN or HARD
+    """
+    *others, last = names
+    return Markup(" and ").join([Markup(", ").join(others), last]) if others else last
 
 
 def _seeds(group: Group) -> list[str]:
