@@ -33,7 +33,8 @@ def bench(name: str, folder: Path = RESULTS) -> str:
         if all(row["ratio"] in ("", "1.0") for row in here):  # the same of all forms, and no comparison
             continue
         firsts = {row["what"]: row["form"] for row in reversed(here)}  # what the others are compared with
-        against = firsts[here[0]["what"]] if len(set(firsts.values())) == 1 else "first"
+        names = list(dict.fromkeys(firsts[row["what"]] for row in here))
+        against = " or ".join(names) if len(names) < 3 else "first"
         here = [row for row in here if row["form"] != firsts[row["what"]]]
         words = [f"batch {value}" if head == "batch" else value for head, value in zip(varying, condition, strict=True)]
         title = ", ".join(WORDS.get(word, word.removesuffix(" ms")) for word in words)
