@@ -7,7 +7,7 @@ import pytest
 from fake_cells import finished_cells, metrics
 
 from foveal.errors import DataError, RunError
-from foveal.reproduce import read_csv, recorded, summarise, write_csv
+from foveal.reproduce import read_csv, recorded, shown, summarise, write_csv
 
 
 def test_the_file_keeps_rows_of_others(tmp_path):
@@ -114,6 +114,11 @@ def test_metrics_that_new_runs_lack_stay(tmp_path):
     write_csv(path, rows_of(tmp_path, [0.7, 0.8], 1))
     seeds = {row["metric"]: row["run_seeds"] for row in read_csv(path)}
     assert seeds == {"accuracy": "0 1 2", "true_positive_strength": "0"}
+    rows = shown(read_csv(path), ["mine/a"])
+    assert [(row["metric"], row["title"], row["embedded"], row["published"]) for row in rows] == [
+        ("accuracy", "Accuracy", False, ""),
+        ("true_positive_strength", "True-positive strength", False, ""),
+    ]
 
 
 def test_a_file_that_cannot_be_locked(tmp_path, monkeypatch):

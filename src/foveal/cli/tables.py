@@ -114,7 +114,8 @@ def reproduce(
     rows = record()
     if csv is not None and csv.exists():
         written = read_csv(csv)
-        rows = shown(written, asked) if known else rows
+        ours = {cell.recipe.name for cell in (*known, *(cell for cell in todo if cell.done))}
+        rows = shown(written, [name for name in asked if name in ours])
         if gone := seeds_of(row for row in earlier if row["recipe"] in asked) - seeds_of(written):
             say(f"{csv} no longer has {len(gone)} run(s) of other settings or of another machine")
     if rows:
