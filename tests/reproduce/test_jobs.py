@@ -42,6 +42,20 @@ def test_a_failing_cell_does_not_stop_the_others(tmp_path):
     assert todo[0].done
 
 
+def test_rows_that_cannot_be_written_do_not_stop_the_others(tmp_path):
+    """What is wrong with the file is told when all have ended."""
+    todo, calls = tiny_cells(tmp_path), []
+
+    def after():
+        calls.append(1)
+        raise RunError(f"cannot write, {len(calls)}")
+
+    with pytest.raises(RunError, match="cannot write, 1"):
+        run_all(todo, after=after, **IGNORE)
+    assert len(calls) == 2
+    assert all(cell.done for cell in todo)
+
+
 @pytest.mark.slow
 def test_side_by_side_and_a_failing_cell(tmp_path):
     todo = tiny_cells(tmp_path)
