@@ -114,9 +114,9 @@ def test_metrics_that_new_runs_lack_stay(tmp_path):
     write_csv(path, rows_of(tmp_path, [0.7, 0.8], 1))
     seeds = {row["metric"]: row["run_seeds"] for row in read_csv(path)}
     assert seeds == {"accuracy": "0 1 2", "true_positive_strength": "0"}
-    rows = shown(read_csv(path), ["mine/a"])
+    rows = shown(read_csv(path), ["mine/a"], {"accuracy": "Right answers"})
     assert [(row["metric"], row["title"], row["embedded"], row["published"]) for row in rows] == [
-        ("accuracy", "Accuracy", False, ""),
+        ("accuracy", "Right answers", False, ""),
         ("true_positive_strength", "True-positive strength", False, ""),
     ]
 

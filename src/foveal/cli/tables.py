@@ -115,7 +115,8 @@ def reproduce(
     if csv is not None and csv.exists():
         written = read_csv(csv)
         ours = {cell.recipe.name for cell in (*known, *(cell for cell in todo if cell.done))}
-        rows = shown(written, [name for name in asked if name in ours])
+        titles = {row["metric"]: row["title"] for row in rows if "title" in row}
+        rows = shown(written, [name for name in asked if name in ours], titles)
         if gone := seeds_of(row for row in earlier if row["recipe"] in asked) - seeds_of(written):
             say(f"{csv} no longer has {len(gone)} run(s) of other settings or of another machine")
     if rows:

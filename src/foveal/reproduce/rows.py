@@ -129,15 +129,19 @@ def seeds_of(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
     return {(row["recipe"], seed) for row in rows for seed in seed_values(row)}
 
 
-def shown(rows: Iterable[Mapping[str, Any]], recipes: Sequence[str]) -> list[Row]:
-    """Rows of some recipes in a file, in the form and order of :func:`~foveal.reproduce.summary.summarise`."""
+def shown(rows: Iterable[Mapping[str, Any]], recipes: Sequence[str], titles: Mapping[str, str]) -> list[Row]:
+    """Rows of some recipes in a file, in the form and order of :func:`~foveal.reproduce.summary.summarise`.
+
+    The file has no titles of metrics: those of a task that is unknown here are in ``titles``.
+    """
     numbers: dict[str, int] = {}
     found: list[tuple[tuple[bool, int, int], Row]] = []
     for row in rows:
         if row["recipe"] in recipes:
             metric, published = row["metric"], row.get("published") or ""
             place = "/" in metric, numbers.setdefault(metric, len(numbers)), recipes.index(row["recipe"])
-            about = {"title": metric_info(metric.partition("/")[0]).title, "embedded": str(row["embedded"]) == "True"}
+            title = titles.get(metric) or metric_info(metric.partition("/")[0]).title
+            about = {"title": title, "embedded": str(row["embedded"]) == "True"}
             found.append((place, {**row, **about, "published": published and float(published)}))
     return [row for _, row in sorted(found, key=lambda pair: pair[0])]
 
