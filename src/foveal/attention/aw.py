@@ -39,7 +39,7 @@ from foveal.kernels.aw.plain import conv_by_products, conv_by_taps, conv_per_sam
 from foveal.kernels.aw.pointwise import pointwise_conv
 from foveal.kernels.aw.pool import average_pool
 from foveal.kernels.aw.site import Convolution, attended_conv
-from foveal.kernels.support import fused_available
+from foveal.kernels.support import fused_available, in_layout_of
 
 MODES = ("kernel", "channel", "local", "output")
 
@@ -269,8 +269,7 @@ class KernelAttention(Kernel):
         if path == "taps":
             return out
         # The other forms return a layout of their own; a model keeps its own, as after a plain convolution.
-        last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-        return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+        return in_layout_of(x, out)
 
     def _compiled(self, x: Tensor, conv: nn.Conv2d, weight: Tensor, padding: tuple[int, ...]) -> Tensor | None:
         """Branch and convolution as one operator of a compiled graph; None if the compiler must see the modules."""

@@ -32,8 +32,9 @@ from foveal.compat import CONV_FORWARD, exporting
 from foveal.errors import UserError
 from foveal.kernels.aw.plain import first_order_suffices
 from foveal.kernels.deform.fused import fusable, fused_deform_conv
-from foveal.kernels.deform.plain import Geometry, deform_conv, in_layout_of, sampling_points
+from foveal.kernels.deform.plain import Geometry, deform_conv, sampling_points
 from foveal.kernels.deform.rows import deform_conv_by_rows
+from foveal.kernels.support import in_layout_of
 
 
 class SamplingPoints:

@@ -60,6 +60,12 @@ def observed(*tensors: Tensor) -> bool:
     return not all([type(x) in kinds and has_storage(x) for x in tensors])  # noqa: C419, a generator takes twice as long
 
 
+def in_layout_of(x: Tensor, out: Tensor) -> Tensor:
+    """``out`` in channels last if ``x`` is, else contiguous."""
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
 def needed(ctx: Any, i: int) -> bool:
     """Whether the running backward pass of an ``autograd.Function`` uses the gradient of input ``i``.
 

@@ -91,9 +91,3 @@ def deform_conv(
     kernels = weight.unflatten(0, (g.groups, -1)).flatten(2)
     out = (kernels @ grouped).flatten(1, 2).unflatten(2, (rows, columns))
     return out if bias is None else out + bias[:, None, None]
-
-
-def in_layout_of(x: Tensor, out: Tensor) -> Tensor:
-    """``out`` in channels last if ``x`` is, else contiguous."""
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return out.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from foveal.kernels.deform.plain import Geometry, in_layout_of, sampling_points
-from foveal.kernels.support import observed
+from foveal.kernels.deform.plain import Geometry, sampling_points
+from foveal.kernels.support import in_layout_of, observed
 
 CHUNK = 2**22  # most numbers in the samples of some images: what fits into a cache
 

@@ -131,7 +131,7 @@ class Segment(Task):
         torch.backends.cudnn.benchmark = self._searched
         super().on_validation_epoch_end()
         if self._memory.bytes:
-            self.log("train/peak_mib", self._memory.bytes / 2**20)
+            self.log("train/peak_mib", self._memory.bytes / 2**20, rank_zero_only=True)
         self._memory.start(self.device)
 
     def on_test_epoch_start(self) -> None:
