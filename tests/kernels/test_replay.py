@@ -28,30 +28,96 @@ def values(address, count=COUNT):
     return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)
 
 
-class Driver:
-    """Three functions of CUDA. A kernel computes out = a + b + constant; b is read through the map of a tensor."""
+class Params(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS."""
 
-    def __init__(self):
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("sizes", ctypes.c_uint32 * 7),
+        *((name, ctypes.POINTER(ctypes.c_void_p)) for name in ("parameters", "extra")),
+        ("kernel", ctypes.c_void_p), ("context", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class Driver:
+    """Functions of CUDA. A kernel computes out = a + b + constant; b is read through the map of a tensor."""
+
+    def __init__(self, with_graphs):
         self.launched, self.maps, self.status, self.context = [], [], 0, 1
-        pointer = ctypes.c_void_p
+        self.graphs, self.changed, self.capturing = {}, [], 0  # nodes of each graph; those that got other parameters
+        pointer, status = ctypes.c_void_p, ctypes.c_int
+        kind, params = ctypes.CFUNCTYPE, ctypes.POINTER(Params)
+        self.graph_functions = (
+            kind(status, ctypes.POINTER(pointer), ctypes.c_uint)(self.create),
+            kind(status, ctypes.POINTER(pointer), pointer, ctypes.POINTER(pointer), ctypes.c_size_t, params)(self.add),
+            kind(status, ctypes.POINTER(pointer), pointer, ctypes.c_ulonglong)(self.instantiate),
+            kind(status, pointer, pointer, params)(self.set),
+            kind(status, pointer, pointer)(self.launch_graph),
+            kind(status, pointer)(lambda graph: 0),
+            kind(status, pointer)(lambda graph: self.graphs.pop(graph) is None),
+            kind(status, pointer, ctypes.POINTER(ctypes.c_int))(self.is_capturing),
+        )
+        if not with_graphs:
+            self.graph_functions = ()
         self.functions = (
             ctypes.CFUNCTYPE(ctypes.c_int, WORDS, pointer, ctypes.POINTER(pointer), pointer)(self.launch),
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_uint64), pointer)(self.replace),
             ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(pointer))(self.current),
         )
 
-    def addresses(self):
-        return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in self.functions)
+    @staticmethod
+    def addresses(functions):
+        return tuple(ctypes.cast(function, ctypes.c_void_p).value for function in functions)
 
     def launch(self, config, function, parameters, extra):
-        grid, threads, shared = tuple(config[:3]), tuple(config[3:6]), config[6]
         stream = ctypes.cast(config, ctypes.POINTER(ctypes.c_uint64))[4]
-        self.launched.append((function, grid, threads, shared, stream))
-        a, b, out, constant = parameters[:4]
-        first, second, third = (ctypes.c_uint64.from_address(p).value for p in (a, b, out))
-        values(third)[:] = values(first) + values(second) + ctypes.c_float.from_address(constant).value
-        assert b % 64 == 0
+        self.run((function, *config[:7]), self.read(parameters), stream)
         return self.status
+
+    def read(self, parameters):
+        """The values of a kernel's parameters: three addresses and a constant."""
+        a, b, out, constant = parameters[:4]
+        assert b % 64 == 0
+        addresses = [ctypes.c_uint64.from_address(p).value for p in (a, b, out)]
+        return *addresses, ctypes.c_float.from_address(constant).value
+
+    def run(self, kernel, parameters, stream):
+        function, *sizes = kernel
+        self.launched.append((function, tuple(sizes[:3]), tuple(sizes[3:6]), sizes[6], stream))
+        first, second, third, constant = parameters
+        values(third)[:] = values(first) + values(second) + constant
+
+    def create(self, graph, flags):
+        graph[0] = 1000 + len(self.graphs)
+        self.graphs[graph[0]] = []
+        return self.status
+
+    def add(self, node, graph, before, count, params):
+        nodes = self.graphs[graph]
+        assert ([before[0]] if count else []) == ([100 + len(nodes) - 1] if nodes else [])  # one after the other
+        params = params.contents
+        nodes.append([(params.function, *params.sizes), self.read(params.parameters)])
+        node[0] = 99 + len(nodes)
+        return self.status
+
+    def instantiate(self, executable, graph, flags):
+        executable[0] = graph
+        return self.status
+
+    def set(self, executable, node, params):
+        params, known = params.contents, self.graphs[executable][node - 100]
+        assert known[0] == (params.function, *params.sizes)
+        known[1] = self.read(params.parameters)
+        self.changed.append(node - 100)
+        return self.status
+
+    def launch_graph(self, executable, stream):
+        for kernel, parameters in self.graphs[executable]:
+            self.run(kernel, parameters, stream)
+        return self.status
+
+    def is_capturing(self, stream, status):
+        status[0] = self.capturing
+        return 0
 
     def replace(self, tensor_map, address):
         self.maps.append(address)
@@ -64,11 +130,12 @@ class Driver:
         return 0
 
 
-@pytest.fixture
-def driver(monkeypatch):
-    pretended = Driver()
+@pytest.fixture(params=["graph", "one by one"])
+def driver(monkeypatch, request):
+    pretended = Driver(request.param == "graph")
     monkeypatch.setattr(tape, "_tapes", {})
-    monkeypatch.setattr(replay, "_functions", pretended.addresses)
+    monkeypatch.setattr(replay, "_functions", lambda: pretended.addresses(pretended.functions))
+    monkeypatch.setattr(replay, "_graph_functions", lambda: pretended.addresses(pretended.graph_functions))
     monkeypatch.setattr(compat, "raw_stream", lambda device: 123)
     monkeypatch.setattr(
         compat, "empty_on_gpu", lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype)
@@ -80,11 +147,14 @@ def driver(monkeypatch):
 MAP = struct.pack("QQ", 0, 7) + bytes(112)
 
 
+def kernel(constant):
+    return Kernel(99, (2, 3, 4), 128, 1 << 12, (0, (1, MAP), 2, struct.pack("f", constant), bytes(8)))
+
+
 def add(a, b, out, constant):
     """What a prepared launch does: launch, and note how to do it again."""
-    kernel = Kernel(99, (2, 3, 4), 128, 1 << 12, (0, (1, MAP), 2, struct.pack("f", constant), bytes(8)))
     values(out.data_ptr())[:] = a.reshape(-1) + b.reshape(-1) + constant
-    note_launch(lambda addresses: pytest.fail("in Python"), [t.data_ptr() for t in (a, b, out)], kernel)
+    note_launch(lambda addresses: pytest.fail("in Python"), [t.data_ptr() for t in (a, b, out)], kernel(constant))
 
 
 def sums(a, b):
@@ -140,6 +210,34 @@ def test_a_call_that_cannot_be_repeated_runs_the_function(driver, reason):
     torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)
 
 
+def test_only_nodes_with_other_parameters_are_changed(driver):
+    if not driver.graph_functions:
+        pytest.skip("of graphs")
+    program = replay.program(2, [], 0, [(kernel(1.0), [(0, 0), (1, 0), (0, 0)]), (kernel(2.0), [(1, 0), (1, 0)] * 2)])
+    a, b = torch.randn(2, COUNT), torch.randn(2, COUNT)
+    for i in (0, 0, 1):
+        program((a[i], b[0]), 0)
+    assert (len(driver.graphs), driver.changed) == (1, [0])
+    program((a[1], b[1]), 0)
+    assert (len(driver.graphs), driver.changed) == (1, [0, 0, 1])
+    del program
+    assert not driver.graphs
+
+
+def test_a_stream_that_is_captured_gets_launches(driver):
+    a, b = torch.randn(COUNT), torch.randn(COUNT)
+    for _ in range(3):
+        taped("key", sums, (a, b))
+    before, made = len(driver.launched), len(driver.graphs)
+    driver.capturing = 1
+    for nodes in driver.graphs.values():
+        nodes.clear()
+    out, *_ = taped("key", sums, (a.clone(), b))
+    torch.testing.assert_close(out, 2 * a + b + 3)
+    assert len(driver.launched) == before + 3
+    assert made == bool(driver.graph_functions)
+
+
 def test_an_error_of_the_driver_is_raised(driver):
     tensors = torch.randn(COUNT), torch.randn(COUNT)
     for _ in range(3):
@@ -147,19 +245,26 @@ def test_an_error_of_the_driver_is_raised(driver):
     driver.status = 700
     with pytest.raises(RuntimeError, match="error 700"):
         taped("key", sums, tensors)
+    assert not driver.graphs
+    driver.status = 0
+    out, *_ = taped("key", sums, tensors)
+    torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)
 
 
-def test_wrong_arguments_are_refused(driver):
+def test_wrong_arguments_are_refused(driver, monkeypatch):
     program = replay.program(1, [None], 0, [])
     assert program((None,), 0) == [None]
     for arguments in ((), ((None,),), ((None, None), 0), (3, 0), ((None,), "stream"), ((3,), 0)):
         with pytest.raises((TypeError, ValueError, AttributeError)):
             program(*arguments)
-    kernel = Kernel(1, (1, 1, 1), 32, 0, (0,))
+    one = Kernel(1, (1, 1, 1), 32, 0, (0,))
     with pytest.raises(ValueError, match="no tensor"):
-        replay.program(1, [], 0, [(kernel, [(1, 0)])])
+        replay.program(1, [], 0, [(one, [(1, 0)])])
     with pytest.raises(ValueError, match="too many"):
-        replay.program(1, [], 0, [(kernel._replace(parameters=(bytes(1 << 16),)), [])])
+        replay.program(1, [], 0, [(one._replace(parameters=(bytes(1 << 16),)), [])])
+    monkeypatch.setattr(replay, "_graph_functions", lambda: (1,))
+    with pytest.raises(ValueError, match="functions of graphs"):
+        replay.program(1, [], 0, [])
 
 
 def test_nothing_is_kept(driver, monkeypatch):

@@ -1,7 +1,8 @@
 """The launches and allocations of a tape in C (``replay.c``), where that can be compiled.
 
 Triton needs a C compiler for its own launchers, unless its cache is filled already. Where anything of this fails,
-:mod:`foveal.kernels.tape` does the same in Python; ``FOVEAL_REPLAY=0`` asks for that.
+:mod:`foveal.kernels.tape` does the same in Python; ``FOVEAL_REPLAY=0`` asks for that. ``FOVEAL_GRAPHS=0`` asks for
+launches one by one, instead of all of a tape as one CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ from torch import Tensor
 from foveal import compat
 
 ENABLED = os.environ.get("FOVEAL_REPLAY", "1") != "0"
+GRAPHS = os.environ.get("FOVEAL_GRAPHS", "1") != "0"
 FUNCTIONS = ("cuLaunchKernelEx", "cuTensorMapReplaceAddress", "cuCtxGetCurrent")
+GRAPH_FUNCTIONS = (
+    "cuGraphCreate", "cuGraphAddKernelNode_v2", "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphLaunch", "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamIsCapturing",
+)  # fmt: skip
 Program = Callable[[Sequence[Tensor | None], int], list[Tensor | None] | None]
 """Results of a call, given its tensors and a stream. None, and nothing is done, if an address is not a multiple of 16
 bytes, or if this thread has not used the GPU yet."""
@@ -67,9 +73,19 @@ def _module() -> Any:
 @cache
 def _functions() -> tuple[int, ...] | None:
     """Addresses of the driver's functions; None where there is no driver, or an old one."""
+    return _addresses(FUNCTIONS)
+
+
+@cache
+def _graph_functions() -> tuple[int, ...]:
+    """Addresses of the driver's functions for graphs; none where it lacks one of them."""
+    return (_addresses(GRAPH_FUNCTIONS) if GRAPHS else None) or ()
+
+
+def _addresses(names: Sequence[str]) -> tuple[int, ...] | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        functions = [getattr(driver, name) for name in FUNCTIONS]
+        functions = [getattr(driver, name) for name in names]
     except (OSError, AttributeError):
         return None
     return tuple(ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
@@ -102,7 +118,8 @@ def program(
         for kernel, places in launches
     )
     temporary = ((scratch,), (1,), torch.uint8) if scratch else None
-    return _module().Program(*functions, compat.empty_on_gpu, inputs, tuple(outputs), temporary, kernels)
+    options = compat.empty_on_gpu, inputs, tuple(outputs), temporary
+    return _module().Program(*functions, _graph_functions(), *options, kernels)
 
 
 def _parameters(kernel: Kernel, places: Sequence[Place | None]) -> tuple[Any, ...]:
