@@ -30,9 +30,14 @@ def test_equals_the_convolution(shape, kernel, layout):
 
 
 def test_the_operator_is_registered_properly():
-    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
-    actual = torch.library.opcheck(pair_conv2d, tuple(inputs((1, 2, 2, 3), 3)), test_utils=checks)
-    assert actual == dict.fromkeys(checks, "SUCCESS")
+    pair, weight = (tensor.detach() for tensor in inputs((1, 2, 2, 3), 3))
+    checks, operators = ("test_schema", "test_faketensor"), torch.ops.foveal
+    for operator, arguments in (
+        (operators.pair_conv2d_forward.default, (pair, weight)),
+        (operators.pair_conv2d_backward.default, (torch.randn_like(pair[:, :1]), pair, weight)),
+    ):
+        actual = torch.library.opcheck(operator, arguments, test_utils=checks)
+        assert actual == dict.fromkeys(checks, "SUCCESS")
 
 
 def test_it_counts_as_many_operations_as_the_convolution():

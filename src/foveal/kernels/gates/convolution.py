@@ -9,7 +9,7 @@ from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import spatial_kernels as spatial
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
-from foveal.kernels.tape import empty
+from foveal.kernels.tape import empty, taped
 
 COLUMNS = 512  # positions of a program of the convolution
 POINTS, PROGRAMS = 32, 528  # positions of a tile of its weight's gradient, and the programs that are aimed at
@@ -66,15 +66,21 @@ def gradient(
     return taps
 
 
-@on_its_device
 def convolve(pair: Tensor, weight: Tensor) -> Tensor:
     """The convolution of a spatial gate by itself: contiguous (N, 2, H, W) and (1, 2, K, K) to float32 (N, 1, H, W)."""
+    key = "pair convolution", pair.shape, pair.dtype, pair.get_device(), weight.shape, weight.dtype
+    (out,) = taped(key, _convolve, (pair, weight))
+    assert out is not None
+    return out
+
+
+def _convolve(pair: Tensor, weight: Tensor) -> tuple[Tensor]:
     n, _, h, w = pair.shape
     size = h * w
-    out = torch.empty((n, 1, h, w), dtype=torch.float32, device=pair.device)
+    out = empty((n, 1, h, w), torch.float32, pair.device)
     sizes: tuple[int, ...] = h, w, 2 * size, size, 0, *strides(weight), weight.shape[-1], False, COLUMNS
     launch(spatial.convolve, (n, ceil(size, COLUMNS)), (pair, weight, out, None), sizes)
-    return out
+    return (out,)
 
 
 @on_its_device

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from foveal.compat import exporting, only_computes
+from foveal.kernels.support import fused_available
 
 Layer = Callable[[Tensor], Tensor]
+FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def channel_gate(x: Tensor, pools: Sequence[str], squeeze: Layer, excite: Layer) -> Tensor:
@@ -27,6 +29,8 @@ def channel_gate(x: Tensor, pools: Sequence[str], squeeze: Layer, excite: Layer)
     dtype = _own_dtype(squeeze, excite) if torch.compiler.is_compiling() and not exporting() else None
     if dtype is None:
         return _perceptron(pooled, squeeze, excite)
+    if not torch.is_grad_enabled() and fused_available(x.device) and dtype in FUSED and len(set(pools)) == len(pools):
+        return _fused_perceptron(dict(zip(pools, pooled, strict=True)), squeeze, excite)
     # The products are tiny. Autocast would launch four kernels that round their weights and biases.
     with torch.autocast(x.device.type, enabled=False):
         return _perceptron([pool.to(dtype) for pool in pooled], squeeze, excite)
@@ -38,6 +42,15 @@ def _own_dtype(*layers: Layer) -> torch.dtype | None:
         return None
     dtypes = {layer.weight.dtype for layer in layers}  # type: ignore[attr-defined]
     return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _fused_perceptron(pooled: dict[str, Tensor], squeeze: Any, excite: Any) -> Tensor:
+    """The same as an operator of a compiled graph."""
+    from foveal.kernels.gates import perceptron  # noqa: F401  (registers it)
+
+    parameters = squeeze.weight, squeeze.bias, excite.weight, excite.bias
+    gate: Tensor = torch.ops.foveal.gate_perceptron.default(pooled.get("avg"), pooled.get("max"), *parameters)
+    return gate
 
 
 def _perceptron(pooled: list[Tensor], squeeze: Layer, excite: Layer) -> Tensor:
