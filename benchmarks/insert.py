@@ -206,13 +206,11 @@ def groups(options: argparse.Namespace) -> list[list[Case]]:
 def usual_mechanisms(model: str) -> list[str]:
     """Mechanisms that have default sites in a model and need no options; those of the tables first."""
     names = sorted(foveal.mechanisms(), key=lambda name: (*(name != known for known in FIRST), name))
-    usual = []
-    with torch.device("meta"):  # nothing is initialised
-        network = any_model(model)
-        for name in names:
-            with contextlib.suppress(UserError):
-                foveal.insert(network, name).eject()
-                usual.append(name)
+    network, usual = any_model(model), []
+    for name in names:
+        with contextlib.suppress(UserError):
+            foveal.insert(network, name).eject()
+            usual.append(name)
     return usual
 
 
