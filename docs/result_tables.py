@@ -132,13 +132,16 @@ def splits(name: str, folder: Path = RESULTS) -> str:
 
 def comparisons(paper: str, folder: Path = RESULTS) -> str:
     """Differences between cells of ``results/PAPER.csv``, runs of the same seed in pairs."""
-    from foveal.reproduce import compare, together
+    from foveal.reproduce import compare, seed_values, together
 
     path = folder / f"{paper}.csv"
-    measured = {(row["metric"], row["recipe"]) for row in read(path)}
-    pairs = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= measured]
-    if not pairs:
+    seeds = {(row["metric"], row["recipe"]): seed_values(row).keys() for row in read(path)}
+    measured = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= seeds.keys()]
+    if not measured:
         return f"{MISSING.capitalize()}."
+    pairs = [(m, one, other) for m, one, other in measured if len(seeds[m, one] & seeds[m, other]) > 1]
+    if not pairs:
+        return "One seed of each so far, which says nothing of the spread."
     tests = together([compare(path, one, other, metric) for metric, one, other in pairs])
     many = tests[0].holm is not None
     heads = ["metric", "from", "to", "points", "95 % interval", "p", *["p (Holm)"] * many, "seeds"]

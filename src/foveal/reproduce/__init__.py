@@ -3,7 +3,7 @@
 from foveal.reproduce.cells import Cell, cells, find_table, run_path
 from foveal.reproduce.comparing import against_first, compare, compare_runs, paired_groups
 from foveal.reproduce.jobs import Failure, run_all
-from foveal.reproduce.rows import read_csv, recorded, seeds_of, shown, write_csv
+from foveal.reproduce.rows import read_csv, recorded, seed_values, seeds_of, shown, write_csv
 from foveal.reproduce.statistics import Comparison, holm, paired, together
 from foveal.reproduce.summary import spread, summarise
 
@@ -23,6 +23,7 @@ __all__ = [
     "recorded",
     "run_all",
     "run_path",
+    "seed_values",
     "seeds_of",
     "shown",
     "spread",
