@@ -8,6 +8,7 @@ from result_tables import RESULTS, Row, code, read
 
 MODES = {"eager": "eager", "default": "compiled", "reduce-overhead": "compiled, CUDA graphs"}
 PARTS = {"train": "A training step", "infer": "Inference"}
+CONTROL = "none"  # the mechanism of a second plain model
 COMMAND = "    python benchmarks/insert.py --preset h200 --jobs 8 --csv results/bench-insert.csv"
 
 
@@ -23,7 +24,24 @@ def prices(what: str = "", folder: Path = RESULTS) -> str:
         return f"Not measured yet. This command makes the numbers:\n\n{COMMAND}"
     kinds = dict.fromkeys((row["part"], row["hardware"], row["torch"], row["precision"]) for row in rows)
     table = _short if short else _table
-    return "\n\n".join(table(kind, [row for row in rows if _kind(row) == kind]) for kind in sorted(kinds, key=_order))
+    blocks = []
+    for kind in sorted(kinds, key=_order):
+        mine = [row for row in rows if _kind(row) == kind]
+        priced = [row for row in mine if row["mechanism"] != CONTROL]
+        chance = "" if short else _chance([row for row in mine if row["mechanism"] == CONTROL])
+        blocks += [table(kind, priced) + chance] if priced else []
+    return "\n\n".join(blocks)
+
+
+def _chance(rows: list[Row]) -> str:
+    """What a second plain model costs beside the first, in a sentence."""
+    ratios = sorted(float(row["time ratio"]) for row in rows if not row["error"])
+    if not ratios:
+        return ""
+    return (
+        f"\n\nChance: a second plain model beside the first, in {len(ratios)} of these measurements, took "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f} times its time."
+    )
 
 
 def _kind(row: Row) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ ROWS = {
     "larger": "resnet50,256,224,aw,eager,train,bf16,NVIDIA H200,2.11.0,1.05,1,2,1,\n",
     "refused": "resnet50,64,224,se,eager,train,bf16,NVIDIA H200,2.11.0,,,,,UserError: R has no usual place for 'se'\n",
     "inference": "resnet50,64,224,aw,eager,infer,bf16,NVIDIA H200,2.11.0,1.2,1,0.5,0.6,\n",
+    "control": "resnet50,64,224,none,eager,train,bf16,NVIDIA H200,2.11.0,0.96,1,,,\n",
+    "control34": "resnet34,64,224,none,eager,train,bf16,NVIDIA H200,2.11.0,1.04,1,,,\n",
     "cpu": 'resnet18,16,224,aw,eager,train,fp32,"CPU, 2 threads",2.15.0,1.3,1.5,1,1,\n',
 }
 
@@ -70,3 +72,13 @@ def test_the_revision_is_said(tmp_path):
     head, row = file.read_text(encoding="utf-8").splitlines()
     file.write_text(f"{head},revision\n{row},abc\n{row},until def\n", encoding="utf-8")
     assert "NVIDIA H200, torch 2.11.0, bf16; revision abc, def or earlier." in prices.prices("train", tmp_path)
+
+
+def test_a_second_plain_model_is_a_sentence_about_chance(tmp_path):
+    folder = write(tmp_path, "eager", "control", "control34")
+    *table, sentence = prices.prices("train", folder).splitlines()
+    assert sentence.startswith("Chance:")
+    assert "in 2 of these measurements, took 0.96 to 1.04" in sentence
+    assert not any("none" in line for line in table)
+    assert "Chance" not in prices.prices("train short", folder)
+    assert "none" not in prices.prices("train", write(tmp_path, "control"))
