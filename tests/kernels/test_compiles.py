@@ -148,13 +148,16 @@ def test_gates(compiled, spatial, blend, pools, size, training, last, dtype):
     parameters += [torch.zeros(size) for size in ((1, 2, 7, 7), 1, 1)] if spatial else [None] * 3
     norm = gates.Norm(torch.zeros(1), torch.ones(1), torch.tensor(0), 0.1, 1e-5, training) if spatial else None
     _, kept = gates.forward(x, parameters, gates.Pools(*pools), norm)
-    gates.backward(x, x, parameters, gates.Pools(*pools), kept, training, True)
-    wanted = ["gradient_kernels", *(["spatial_kernels"] if spatial else [])]
-    for module in wanted:
-        assert compiled.issuperset(_every_kernel_of(f"foveal.kernels.gates.{module}"))
     squeezed = size < 14 or not pools[1]
     gate = {"pool", "multiply"} | ({"perceptron"} if not squeezed else {"excite"} if spatial else set())
     assert {name for module, name in compiled if module.endswith("channel_kernels")} == gate
+    assert gates.gates(x, parameters, gates.Pools(*pools), norm).state.shape == kept.state.shape
+    for whole in (True, spatial):
+        gates.backward(x, x, parameters, gates.Pools(*pools), kept, training, True, whole=whole)
+    wanted = set(_every_kernel_of("foveal.kernels.gates.gradient_kernels"))
+    wanted -= {("foveal.kernels.gates.gradient_kernels", "pooled_grad")} if spatial else set()
+    wanted |= set(_every_kernel_of("foveal.kernels.gates.spatial_kernels")) if spatial else set()
+    assert compiled.issuperset(wanted)
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])

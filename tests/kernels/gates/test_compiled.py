@@ -69,6 +69,29 @@ def test_compiled_equals_the_modules(make, layout, available):
         torch.testing.assert_close(compiled.eval()(x), twin.eval()(x), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("spatial", [False, True])
+def test_half_precision_is_rounded_once_and_keeps_its_layout(spatial, layout, available):
+    torch.manual_seed(0)
+    gate = CBAM(16, reduction=4, spatial=spatial, start="identity").to(DEVICE)
+    for parameter in gate.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(3, 16, 6, 5, device=DEVICE).to(torch.bfloat16).to(memory_format=layout).requires_grad_()
+    g = torch.randn(x.shape, device=DEVICE).to(torch.bfloat16).to(memory_format=layout)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        out = torch.compile(gate, backend="aot_eager", fullgraph=True)(x)
+    (dx,) = torch.autograd.grad(out, x, g)
+    assert out.dtype == dx.dtype == torch.bfloat16
+    assert out.stride() == dx.stride() == x.stride()
+    exact, values = copy.deepcopy(gate).double(), x.detach().double().requires_grad_()
+    available(False)
+    expected = exact(values)
+    (gradient,) = torch.autograd.grad(expected, values, g.double())
+    torch.testing.assert_close(out.double(), expected, rtol=2**-8, atol=1e-3)
+    of_kernel = spatial and DEVICE == "cpu"  # Triton's interpreter cuts digits off
+    torch.testing.assert_close(dx.double(), gradient, rtol=2**-7 if of_kernel else 2**-8, atol=2e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "training", "count"),
     [

@@ -1,13 +1,17 @@
 """Gates on a feature map as operators, for ``torch.compile`` on NVIDIA GPUs.
 
 Left to the compiler, a training step of a channel gate is some twenty small kernels, with a spatial gate forty. The
-operators run what eager mode runs, :mod:`.launch`. As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is
-differentiable, and PyTorch sees through it to two operators that are not.
+operators compute the gates and their gradients. The multiplication, and of a channel gate the gradient of the map, are
+left to the compiler, which fuses them with what is around them: an operator would read and write the map once more.
+
+As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is differentiable, and PyTorch sees through it to two operators that
+are not.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +24,7 @@ from foveal.kernels.gates.launch import Kept, Norm, Pools
 INPUTS = "Tensor x, Tensor?[] parameters, Tensor[] running, Tensor(a!)[] updated, float[] numbers, str options"
 OPERATORS = {
     "gates": f"({INPUTS}) -> Tensor",
-    "gates_forward": f"({INPUTS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    "gates_forward": f"({INPUTS}) -> (Tensor, Tensor, Tensor)",
     "gates_backward": "(Tensor g, Tensor x, Tensor?[] parameters, Tensor[] kept, str options) -> Tensor[]",
 }
 for name, schema in OPERATORS.items():
@@ -39,8 +43,8 @@ def _options(text: str) -> tuple[Pools, bool]:
 def gates_forward(
     x: Tensor, parameters: list[Tensor | None], running: list[Tensor], updated: list[Tensor], numbers: list[float],
     text: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gated map, and what its gradient needs: state, maps and moments, the last two empty without a spatial gate.
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gates, and what their gradient needs: state, maps and moments, the last two empty without a spatial gate.
 
     Args:
         x: (N, C, H, W).
@@ -56,38 +60,38 @@ def gates_forward(
         mean, variance, batches = updated or (*running, None)
         momentum, eps = numbers
         norm = Norm(mean, variance, batches, momentum, eps, training)  # type: ignore[arg-type]
-    out, kept = launch.forward(x.contiguous(memory_format=launch.layout(x)), parameters, pools, norm)
-    if norm is None:
-        return out, kept.state, x.new_empty(0), x.new_empty(0)
-    return out, *kept
+    kept = launch.gates(x.contiguous(memory_format=launch.layout(x)), parameters, pools, norm)
+    return (kept.state, x.new_empty(0), x.new_empty(0)) if norm is None else kept
 
 
 @torch.library.register_fake("foveal::gates_forward")
 def _(x, parameters, running, updated, numbers, text):
     (n, c, h, w), hidden = x.shape, parameters[0].shape[0]
     state = x.new_empty((n, 4 * c + 2 * hidden), dtype=torch.float32)
-    out = torch.empty_like(x.contiguous(memory_format=launch.layout(x)))
     if parameters[5] is None:
-        return out, state, x.new_empty(0), x.new_empty(0)
-    return out, state, x.new_empty((n, 4, h * w), dtype=torch.float32), x.new_empty(4, dtype=torch.float32)
+        return state, x.new_empty(0), x.new_empty(0)
+    return state, x.new_empty((n, 4, h * w), dtype=torch.float32), x.new_empty(4, dtype=torch.float32)
 
 
 @torch.library.impl("foveal::gates_backward", DEVICES)
 def gates_backward(
     g: Tensor, x: Tensor, parameters: list[Tensor | None], kept: list[Tensor], text: str
 ) -> list[Tensor]:
-    """Gradients of x and of those parameters that are not None."""
+    """Gradients of x and of those parameters that are not None; without a spatial gate, what that of x is made of."""
     pools, training = _options(text)
-    last = launch.layout(x)
+    last, whole = launch.layout(x), parameters[5] is not None
     images, gradient = x.contiguous(memory_format=last), g.contiguous(memory_format=last)
-    gradients = launch.backward(gradient, images, parameters, pools, Kept(*kept), training, True)
+    gradients = launch.backward(gradient, images, parameters, pools, Kept(*kept), training, True, whole=whole)
     return [part for part in gradients if part is not None]
 
 
 @torch.library.register_fake("foveal::gates_backward")
 def _(g, x, parameters, kept, text):
-    dx = torch.empty_like(x.contiguous(memory_format=launch.layout(x)))
-    return [dx, *(torch.empty_like(parameter) for parameter in parameters if parameter is not None)]
+    (n, c), last = x.shape[:2], launch.layout(x)
+    first = x.new_empty((n, 2, c), dtype=torch.float32)
+    if parameters[5] is not None:
+        first = torch.empty_like(x.contiguous(memory_format=last))
+    return [first, *(torch.empty_like(parameter) for parameter in parameters if parameter is not None)]
 
 
 class _Gates(torch.autograd.Function):
@@ -96,17 +100,48 @@ class _Gates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         *parameters, running, updated, numbers, ctx.text = rest
-        out, *kept = torch.ops.foveal.gates_forward.default(x, parameters, running, updated, numbers, ctx.text)
+        kept = torch.ops.foveal.gates_forward.default(x, parameters, running, updated, numbers, ctx.text)
         ctx.save_for_backward(x, *parameters, *kept)
-        return out
+        return _multiplied(x, parameters, kept)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, *rest = ctx.saved_tensors
         parameters, kept = rest[:8], rest[8:]
-        dx, *found = torch.ops.foveal.gates_backward.default(g, x, parameters, kept, ctx.text)
+        first, *found = torch.ops.foveal.gates_backward.default(g, x, parameters, kept, ctx.text)
+        dx = first if parameters[5] is not None else _input_gradient(g, parameters[4], kept[0], first, ctx.text)
         gradients = iter(found)
         return dx, *(None if parameter is None else next(gradients) for parameter in parameters), None, None, None, None
+
+
+def _channels(rows: Tensor, i: int, c: int) -> Tensor:
+    """The i-th C numbers of the row of each sample, (N, C, 1, 1)."""
+    return rows[:, i * c : (i + 1) * c, None, None]
+
+
+def _multiplied(x: Tensor, parameters: Sequence[Tensor | None], kept: Sequence[Tensor]) -> Tensor:
+    """The gated map."""
+    (n, c, h, w), amount, (state, maps, moments) = x.shape, parameters[4], kept
+    gate = _channels(state, 0, c)
+    if parameters[5] is not None:
+        mean, _, scale, shift = moments.unbind()
+        gate = gate * torch.sigmoid((maps[:, 3].view(n, 1, h, w) - mean) * scale + shift)
+    if amount is not None:
+        gate = 1 + amount.float() * (gate - 1)
+    return (x * gate).to(x.dtype)
+
+
+def _input_gradient(g: Tensor, amount: Tensor | None, state: Tensor, pooled: Tensor, text: str) -> Tensor:
+    """Gradient of the input of a channel gate, from that of the output and that of what was pooled, (N, 2, C)."""
+    (_, c, h, w), (pools, _) = g.shape, _options(text)
+    gate = _channels(state, 0, c)
+    total = g * (gate if amount is None else 1 + amount.float() * (gate - 1))
+    if pools.avg:
+        total = total + pooled[:, 0, :, None, None]
+    if pools.max:
+        positions = torch.arange(h * w, device=g.device).view(h, w)
+        total = total + torch.where(_channels(state, 3, c) == positions, pooled[:, 1, :, None, None], 0)
+    return total.to(g.dtype)
 
 
 @torch.library.impl("foveal::gates", "CompositeImplicitAutograd")
@@ -119,7 +154,7 @@ def gates(
 
 
 def compiled_gates(x: Tensor, parameters: list[Any], pools: Pools, norm: Norm | None) -> Tensor:
-    """The gated map as an operator of a compiled graph; arguments as in :func:`foveal.kernels.gates.launch.forward`."""
+    """The gated map by operators of a compiled graph; arguments as in :func:`foveal.kernels.gates.launch.forward`."""
     running: list[Tensor] = []
     updated: list[Tensor] = []
     numbers, training = [0.0, 0.0], False

@@ -43,8 +43,8 @@ def fused_gates(
     """The output of a channel gate and, with ``conv`` and ``norm``, a spatial gate; None where the plain form must run.
 
     That is the case away from NVIDIA GPUs, for other dtypes, where a tracer, transform or hook must see operators or
-    modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile`` the gates are
-    one operator in training; inference is left to the compiler, which fuses it with what is around it.
+    modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile``, operators
+    compute the gates in training; inference is left to the compiler, which fuses it with what is around it.
 
     Args:
         x: (N, C, H, W).
@@ -96,7 +96,7 @@ def fused_gates(
 
 
 def _compiled(x: Tensor, pools: Sequence[str], parameters: list[Any], state: Any) -> Tensor:
-    """The same as an operator of a compiled graph."""
+    """The same by operators of a compiled graph."""
     from foveal.kernels.gates.compiled import compiled_gates
     from foveal.kernels.gates.launch import Norm, Pools
 

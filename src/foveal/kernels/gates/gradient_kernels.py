@@ -6,6 +6,8 @@ Tiles, parts, rows and flags are those of :mod:`.channel_kernels`. Between the k
     hidden:  parts of that of its hidden values, after the ReLU, (N, ROWS, D)
     grads:   sums of both, (N, C + D)
     shares:  with BLEND, but not with SPATIAL: parts of the gradient of the amount, (N, ROWS)
+    pooled:  gradients of what was pooled, if that is all that is wanted of x: of the mean divided by H·W, and of the
+             maximum, (N, 2, C)
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -74,6 +76,55 @@ def _attended_grad(maps, dmaps, p, here, c, HW, C):
     return of_mean[:, None] + tl.where(winner[:, None] == c[None, :], of_max[:, None], 0.0)
 
 
+@triton.jit
+def _pooled_grad(
+    state, w1, logits, hidden, grads, n, c, known, first, block, HW, C, D, PARTS, ROWS,
+    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the mean, divided by H·W, and of the maximum of channels; the ``first`` program stores ``grads``."""
+    hidden += n * ROWS * D
+    grads += n * (C + D)
+    if first:
+        total = tl.zeros((BC,), tl.float32)
+        for i in range(PARTS):
+            total += tl.load(logits + (n * PARTS + i) * C + c, mask=known, other=0.0)
+        tl.store(grads + c, total, mask=known)
+    to_mean, to_top = tl.zeros((BD, BC), tl.float32), tl.zeros((BD, BC), tl.float32)  # added up at the end
+    for start in range(0, D, BD):
+        d = start + tl.arange(0, BD)
+        exists = d < D
+        into = tl.load(w1 + d[:, None] * C + c[None, :], mask=exists[:, None] & known[None, :], other=0.0)
+        into = into.to(tl.float32)
+        grad = _sum_rows(hidden, d, exists, ROWS, D, BR)
+        if (block == 0) & first:
+            tl.store(grads + C + d, grad, mask=exists)
+        if AVG:
+            alive = tl.load(state + 4 * C + d, mask=exists, other=0.0) > 0
+            to_mean += into * tl.where(alive, grad, 0.0)[:, None]
+        if MAX:
+            alive = tl.load(state + 4 * C + D + d, mask=exists, other=0.0) > 0
+            to_top += into * tl.where(alive, grad, 0.0)[:, None]
+    return tl.sum(to_mean, 0) / HW, tl.sum(to_top, 0)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def pooled_grad(
+    pooled, state, w1, logits, hidden, grads, HW, C, D, PARTS, ROWS,
+    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """What goes back through the pooling, ``pooled``, and the sums ``grads``."""
+    n, block = tl.program_id(0), tl.program_id(1)
+    c = block * BC + tl.arange(0, BC)
+    known = c < C
+    of_mean, of_top = _pooled_grad(
+        state + n * (4 * C + 2 * D), w1, logits, hidden, grads, n, c, known, True, block, HW, C, D, PARTS, ROWS,
+        AVG, MAX, BC, BD, BR,
+    )  # fmt: skip
+    pooled += n * 2 * C + c
+    tl.store(pooled, of_mean, mask=known)
+    tl.store(pooled + C, of_top, mask=known)
+
+
 @triton.jit(do_not_specialize=SIZES)
 def input_grad(
     g, dx, state, w1, logits, hidden, grads, amount, maps, dmaps, moments, HW, C, D, SP, SC, STEPS, PARTS, ROWS,
@@ -87,29 +138,9 @@ def input_grad(
     g += n.to(tl.int64) * HW * C
     dx += n.to(tl.int64) * HW * C
     state += n * (4 * C + 2 * D)
-    hidden += n * ROWS * D
-    grads += n * (C + D)
-    if part == 0:
-        total = tl.zeros((BC,), tl.float32)
-        for i in range(PARTS):
-            total += tl.load(logits + (n * PARTS + i) * C + c, mask=known, other=0.0)
-        tl.store(grads + c, total, mask=known)
-    to_mean, to_top = tl.zeros((BD, BC), tl.float32), tl.zeros((BD, BC), tl.float32)  # added up at the end
-    for start in range(0, D, BD):
-        d = start + tl.arange(0, BD)
-        exists = d < D
-        into = tl.load(w1 + d[:, None] * C + c[None, :], mask=exists[:, None] & known[None, :], other=0.0)
-        into = into.to(tl.float32)
-        grad = _sum_rows(hidden, d, exists, ROWS, D, BR)
-        if (block == 0) & (part == 0):
-            tl.store(grads + C + d, grad, mask=exists)
-        if AVG:
-            alive = tl.load(state + 4 * C + d, mask=exists, other=0.0) > 0
-            to_mean += into * tl.where(alive, grad, 0.0)[:, None]
-        if MAX:
-            alive = tl.load(state + 4 * C + D + d, mask=exists, other=0.0) > 0
-            to_top += into * tl.where(alive, grad, 0.0)[:, None]
-    of_mean, of_top = tl.sum(to_mean, 0) / HW, tl.sum(to_top, 0)
+    of_mean, of_top = _pooled_grad(
+        state, w1, logits, hidden, grads, n, c, known, part == 0, block, HW, C, D, PARTS, ROWS, AVG, MAX, BC, BD, BR
+    )
     factor = tl.load(state + c, mask=known, other=0.0)[None, :]
     share = tl.load(amount).to(tl.float32) if BLEND else 1.0
     if MAX:

@@ -162,13 +162,38 @@ def forward(
 
 def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Result, state, and of a spatial gate maps and moments."""
-    w1, b1, w2, b2, amount, weight, gamma, beta = inputs[:8]
+    amount, weight, gamma, beta = inputs[4:8]
     pools, norm = inputs[-2:]
-    hidden = w1.shape[0]
+    hidden = inputs[0].shape[0]
     plan, n, c, size = _plan_for(x, hidden)
+    out = empty_like(x)
+    state, perceptron = _channel_forward(x, inputs[:4], pools, plan, norm is None)
+    maps = moments = spread = None
+    statistics: tuple[Any, ...] = None, None, None
+    numbers: tuple[Any, ...] = 0, 0, 0.0, 0.0
+    if norm is not None:
+        maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
+        moments = empty((4,), torch.float32, x.device)
+        statistics, numbers = norm[:3], (n * size, spread.shape[1], norm.momentum, norm.eps)
+    grid, turns = plan.write
+    excite = perceptron[0] is not None
+    tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
+    flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
+    parts, count = plan.pool[0][2], plan.pool[0][1] * plan.pool[0][2]
+    sizes = size, c, hidden, *plan.steps, turns, parts, count, *numbers
+    tiles = *plan.tile, plan.hidden if excite else 1, ROWS, convolution.MOMENTS
+    launch(channel.multiply, grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
+    return out, state, maps, moments
+
+
+def _channel_forward(
+    x: Tensor, parameters: Sequence[Tensor], pools: Pools, plan: _Plan, later: bool
+) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    """State; and what the multiplication computes the gate from, if that is left to it, as it may be with ``later``."""
+    (w1, b1, w2, b2), (n, c), size = parameters, x.shape[:2], x.shape[2] * x.shape[3]
+    hidden = w1.shape[0]
     grid, turns = plan.pool
     parts, count = grid[2], grid[1] * grid[2]
-    out = empty_like(x)
     state = empty((n, 4 * c + 2 * hidden), torch.float32, x.device)
     partial = empty((n, parts, 3, c), torch.float32, x.device)
     squeeze = parts == 1 or not pools.max
@@ -177,29 +202,40 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *pools, squeeze, *plan.tile, deep
     options = {"num_warps": 8} | (plan.registers[0] if pools.max else {})
     launch(channel.pool, grid, (x, partial, rows, w1), sizes, **options)
-    excite = squeeze and norm is None
     if not squeeze:
         row, deep, warps = plan.row
         sizes = size, c, hidden, parts, *pools, row, deep
         launch(channel.perceptron, (n,), (partial, state, w1, b1, w2, b2), sizes, num_warps=warps)
-    elif not excite:
+    elif later:
+        return state, (partial, rows, b1, w2, b2)
+    else:
         sizes = size, c, hidden, parts, count, *pools, plan.tile[1], plan.hidden, ROWS
         launch(channel.excite, grid[:2], (partial, rows, state, b1, w2, b2), sizes, num_warps=8)
-    maps = moments = spread = None
-    statistics: tuple[Any, ...] = None, None, None
-    numbers: tuple[Any, ...] = 0, 0, 0.0, 0.0
-    if norm is not None:
-        maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
-        moments = empty((4,), torch.float32, x.device)
-        statistics, numbers = norm[:3], (n * size, spread.shape[1], norm.momentum, norm.eps)
-    perceptron = (partial, rows, b1, w2, b2) if excite else (None,) * 5
-    tensors = x, out, state, *perceptron, amount, maps, spread, gamma, beta, *statistics, moments
-    flags = *pools, excite, amount is not None, norm is not None, norm is not None and norm.training
-    grid, turns = plan.write
-    sizes = size, c, hidden, *plan.steps, turns, parts, count, *numbers
-    tiles = *plan.tile, plan.hidden if excite else 1, ROWS, convolution.MOMENTS
-    launch(channel.multiply, grid, tensors, (*sizes, *flags, *tiles), num_warps=8)
-    return out, state, maps, moments
+    return state, (None,) * 5
+
+
+def gates(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> Kept:
+    """The gates of x alone; arguments as in :func:`forward`."""
+    key = "gates alone", key_of(x, parameters, pools), None if norm is None else norm[3:]
+    statistics = (None, None, None) if norm is None else norm[:3]
+    state, maps, moments = taped(key, _gates, (x, *parameters, *statistics), pools, norm)
+    assert state is not None
+    return Kept(state, state if maps is None else maps, state if moments is None else moments)
+
+
+def _gates(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """State, and of a spatial gate maps and moments."""
+    weight, gamma, beta = inputs[5:8]
+    pools, norm = inputs[-2:]
+    plan, n, _, size = _plan_for(x, inputs[0].shape[0])
+    state, _ = _channel_forward(x, inputs[:4], pools, plan, later=False)
+    if norm is None:
+        return state, None, None
+    maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
+    moments = empty((4,), torch.float32, x.device)
+    numbers = n * size, spread.shape[1], norm.momentum, norm.eps, norm.training, convolution.MOMENTS
+    launch(spatial.norm, (1,), (spread, gamma, beta, *norm[:3], moments), numbers)
+    return state, maps, moments
 
 
 def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, plan: _Plan) -> tuple[Tensor, Tensor]:
@@ -219,7 +255,7 @@ def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, p
 
 def backward(
     g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool,
-    key: Key | None = None,
+    key: Key | None = None, whole: bool = True,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of x and all parameters, from that of the output.
 
@@ -232,22 +268,22 @@ def backward(
         training: whether the norm of the spatial gate used the statistics of the batch.
         of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
         key: as there.
+        whole: without a spatial gate, False returns ``pooled`` of :mod:`.gradient_kernels` in place of that of x.
     """
-    whole_key = "gates backward", key or key_of(x, parameters, pools), training, of_parameters
+    whole_key = "gates backward", key or key_of(x, parameters, pools), training, of_parameters, whole
     of_spatial = (None, None) if parameters[5] is None else kept[1:]
     tensors = (g, x, *parameters, kept.state, *of_spatial)
-    return list(taped(whole_key, _backward, tensors, pools, training, of_parameters))
+    return list(taped(whole_key, _backward, tensors, pools, training, of_parameters, whole))
 
 
 def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     """As :func:`backward`."""
-    parameters, (state, maps, moments), (pools, training, of_parameters) = inputs[:8], inputs[8:11], inputs[11:]
+    parameters, (state, maps, moments), (pools, training, of_parameters, whole) = inputs[:8], inputs[8:11], inputs[11:]
     w1, _, w2, _, amount, weight, _, _ = parameters
     hidden = w1.shape[0]
     plan, n, c, size = _plan_for(x, hidden)
     (grid, turns), flags = plan.gate if weight is not None else plan.pool, (amount is not None, weight is not None)
     parts, rows = grid[2], grid[1] * grid[2]
-    dx = empty_like(x)
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
     dmaps = taps = None
     deep, options = plan.hidden, {"num_warps": 8}
@@ -262,10 +298,16 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *flags, *plan.tile, plan.hidden
     tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
     launch(channel_grad.gate_grad, grid, tensors, sizes, **options)
-    grid, turns = plan.write
-    sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
-    tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
-    launch(channel_grad.input_grad, grid, tensors, sizes, **options)
+    if whole:
+        first = empty_like(x)
+        grid, turns = plan.write
+        sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
+        tensors = g, first, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
+        launch(channel_grad.input_grad, grid, tensors, sizes, **options)
+    else:
+        first = empty((n, 2, c), torch.float32, x.device)
+        sizes = size, c, hidden, parts, rows, *pools, plan.tile[1], plan.hidden, ROWS
+        launch(channel_grad.pooled_grad, grid[:2], (first, state, w1, logits, of_hidden, grads), sizes, num_warps=8)
     if of_parameters:
         count, columns = (0, 0) if taps is None else taps.shape
         extra = ceil(columns, WEIGHTS[4])
@@ -273,7 +315,7 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
         sizes = n, c, hidden, rows, count, columns, extra, *pools, *flags, *WEIGHTS
         tensors = state, grads, shares, taps, *gradients[:6]
         launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
-    return [dx, *gradients]
+    return [first, *gradients]
 
 
 def _spatial_backward(

@@ -20,7 +20,7 @@ import triton.language as tl
 
 SIZES = (
     "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "BLOCKS", "CHUNKS", "EXTRA", "PAIR_STEP", "OUT_STEP", "G_STEP",
-    "OUT_AT", "MEAN_AT", "TAP_STEP",
+    "OUT_AT", "MEAN_AT", "TAP_STEP", "momentum", "eps",
 )  # fmt: skip
 """As in :mod:`.channel_kernels`."""
 
@@ -127,6 +127,17 @@ def _moments(
         tl.store(moments + 2, scale)
         tl.store(moments + 3, shift)
     return mean, scale, shift
+
+
+@triton.jit(do_not_specialize=SIZES)
+def norm(
+    partial, gamma, beta, running_mean, running_var, batches, moments, M, PARTS, momentum, eps,
+    TRAINING: tl.constexpr, BR: tl.constexpr,
+):  # fmt: skip
+    """``moments`` of the convolution's output, and in training new running statistics."""
+    _moments(
+        partial, gamma, beta, running_mean, running_var, batches, moments, True, M, PARTS, momentum, eps, TRAINING, BR
+    )
 
 
 @triton.jit
