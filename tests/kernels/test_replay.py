@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import itertools
 import shutil
 import struct
 import sys
@@ -43,6 +44,7 @@ class Driver:
 
     def __init__(self, with_graphs):
         self.launched, self.maps, self.status, self.context = [], [], 0, 1
+        self.numbers, self.refused = itertools.count(1000), None
         self.graphs, self.changed, self.capturing = {}, [], 0  # nodes of each graph; those that got other parameters
         pointer, status = ctypes.c_void_p, ctypes.c_int
         kind, params = ctypes.CFUNCTYPE, ctypes.POINTER(Params)
@@ -87,7 +89,7 @@ class Driver:
         values(third)[:] = values(first) + values(second) + constant
 
     def create(self, graph, flags):
-        graph[0] = 1000 + len(self.graphs)
+        graph[0] = next(self.numbers)
         self.graphs[graph[0]] = []
         return self.status
 
@@ -97,7 +99,7 @@ class Driver:
         params = params.contents
         nodes.append([(params.function, *params.sizes), self.read(params.parameters)])
         node[0] = 99 + len(nodes)
-        return self.status
+        return 2 if self.refused == "add" else self.status
 
     def instantiate(self, executable, graph, flags):
         executable[0] = graph
@@ -210,16 +212,70 @@ def test_a_call_that_cannot_be_repeated_runs_the_function(driver, reason):
     torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)
 
 
-def test_only_nodes_with_other_parameters_are_changed(driver):
+def two_kernels():
+    """A program whose first kernel reads both tensors, and the second one tensor alone."""
+    return replay.program(2, [], 0, [(kernel(1.0), [(0, 0), (1, 0), (0, 0)]), (kernel(2.0), [(1, 0), (1, 0)] * 2)])
+
+
+def test_tensors_that_come_again_need_no_change(driver):
     if not driver.graph_functions:
         pytest.skip("of graphs")
-    program = replay.program(2, [], 0, [(kernel(1.0), [(0, 0), (1, 0), (0, 0)]), (kernel(2.0), [(1, 0), (1, 0)] * 2)])
-    a, b = torch.randn(2, COUNT), torch.randn(2, COUNT)
-    for i in (0, 0, 1):
+    program, tensors = two_kernels(), torch.randn(20, COUNT)
+    for _ in range(3):
+        for a, b in tensors.view(10, 2, COUNT):
+            expected = a + b + 1, 2 * b + 2
+            program((a, b), 0)
+            torch.testing.assert_close((a, b), expected)
+    assert (len(driver.graphs), driver.changed) == (10, [])
+    for i in (3, 3, 9, 0, 5):  # in another order
+        program(tuple(tensors[2 * i : 2 * i + 2]), 0)
+    assert (len(driver.graphs), driver.changed) == (10, [])
+    del program
+    assert not driver.graphs
+
+
+def test_only_nodes_with_other_parameters_are_changed(driver):
+    """There is an end to graphs: then the one that was not used for the longest time is changed."""
+    if not driver.graph_functions:
+        pytest.skip("of graphs")
+    program, a, b = two_kernels(), torch.randn(40, COUNT), torch.randn(2, COUNT)
+    for i in range(32):
         program((a[i], b[0]), 0)
-    assert (len(driver.graphs), driver.changed) == (1, [0])
+    assert (len(driver.graphs), driver.changed) == (32, [])
+    program((a[0], b[0]), 0)  # the second is the oldest now
+    program((a[32], b[0]), 0)
+    assert (len(driver.graphs), driver.changed) == (32, [0])
+    program((a[0], b[0]), 0)
+    assert driver.changed == [0]
     program((a[1], b[1]), 0)
-    assert (len(driver.graphs), driver.changed) == (1, [0, 0, 1])
+    assert (len(driver.graphs), driver.changed) == (32, [0, 0, 1])
+    del program
+    assert not driver.graphs
+
+
+def test_a_graph_that_fails_is_replaced(driver):
+    if not driver.graph_functions:
+        pytest.skip("of graphs")
+    program, tensors = two_kernels(), torch.randn(8, COUNT)
+    pairs = tensors.view(4, 2, COUNT)
+    for a, b in pairs[:3]:
+        program((a, b), 0)
+    driver.status = 700
+    with pytest.raises(RuntimeError, match="error 700"):
+        program(tuple(pairs[2]), 0)  # the tensor map is that of the last call, so that the launch fails
+    driver.status = 0
+    assert len(driver.graphs) == 2
+    program(tuple(pairs[2]), 0)
+    driver.refused = "add"
+    with pytest.raises(RuntimeError, match="error 2"):
+        program(tuple(pairs[3]), 0)
+    driver.refused = None
+    assert len(driver.graphs) == 3
+    for a, b in reversed(pairs.unbind()):
+        expected = a + b + 1, 2 * b + 2
+        program((a, b), 0)
+        torch.testing.assert_close((a, b), expected)
+    assert (len(driver.graphs), driver.changed) == (4, [])
     del program
     assert not driver.graphs
 
@@ -245,7 +301,7 @@ def test_an_error_of_the_driver_is_raised(driver):
     driver.status = 700
     with pytest.raises(RuntimeError, match="error 700"):
         taped("key", sums, tensors)
-    assert not driver.graphs
+    assert len(driver.graphs) <= 1
     driver.status = 0
     out, *_ = taped("key", sums, tensors)
     torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)

@@ -4,7 +4,9 @@
    file with the C compiler that Triton uses for its own launchers, and says what the arguments are.
 
    The kernels are nodes of a CUDA graph: to launch twelve of them with new addresses took 6 microseconds that way, and
-   52 one by one. While the stream is captured into a graph of somebody else's, they are launched one by one. */
+   52 one by one. Layers of one shape share a tape, and in a training loop each of them gets the same addresses again and
+   again. So a program has several graphs, which need no new addresses then. While the stream is captured into a graph of
+   somebody else's, kernels are launched one by one. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -19,6 +21,7 @@
 
 #define ALIGN 128 /* of a tensor map */
 #define MOST (1 << 15) /* bytes of parameters, which are copied to the stack at every call */
+#define GRAPHS 32 /* of a program */
 
 typedef CUresult (*Launch)(const CUlaunchConfig *, CUfunction, void **, void **);
 typedef CUresult (*Replace)(CUtensorMap *, void *);
@@ -49,8 +52,15 @@ typedef struct {
   CUfunction function;
   int first;         /* number of its first parameter */
   size_t begin, end; /* of the values of its parameters */
-  CUgraphNode node;
 } Kernel;
+
+typedef struct {
+  CUgraph graph;
+  CUgraphExec exec;
+  CUgraphNode *node;        /* of each kernel */
+  char *values;             /* that the nodes have */
+  unsigned long long used;  /* number of the last call */
+} Graph;
 
 typedef struct {
   PyObject_HEAD
@@ -68,10 +78,10 @@ typedef struct {
   char *values; /* of all parameters; addresses and maps are those of the last call */
   size_t bytes;
   Graphs graphs; /* without functions if the driver has none */
-  CUgraph graph;
-  CUgraphExec exec;     /* made at the first call */
-  char *in_graph;       /* values that the nodes have */
-  pthread_mutex_t lock; /* of the graph */
+  Graph graph[GRAPHS];
+  int made, last; /* number of graphs, and the one that was launched last */
+  unsigned long long calls;
+  pthread_mutex_t lock; /* of the graphs */
 } Program;
 
 static PyObject *data_ptr; /* the name */
@@ -111,46 +121,75 @@ static CUDA_KERNEL_NODE_PARAMS node_params(const Kernel *kernel, void **pointers
   return params;
 }
 
-static void destroy_graph(Program *self) {
-  if (self->exec) self->graphs.destroy_exec(self->exec);
-  if (self->graph) self->graphs.destroy(self->graph);
-  self->exec = NULL;
-  self->graph = NULL;
+static void destroy_graph(const Program *self, Graph *graph) {
+  if (graph->exec) self->graphs.destroy_exec(graph->exec);
+  if (graph->graph) self->graphs.destroy(graph->graph);
+  free(graph->node);
+  free(graph->values);
+  memset(graph, 0, sizeof(Graph));
 }
 
-/* The graph: one kernel after the other. */
-static CUresult make_graph(Program *self, const char *values, void **pointers) {
-  CUresult status = self->graphs.create(&self->graph, 0);
+/* A graph in an empty place: one kernel after the other. */
+static CUresult make_graph(const Program *self, Graph *graph, const char *values, void **pointers) {
+  graph->node = calloc(self->kernels, sizeof(CUgraphNode));
+  graph->values = malloc(self->bytes + 1);
+  if (!graph->node || !graph->values) return CUDA_ERROR_OUT_OF_MEMORY;
+  memcpy(graph->values, values, self->bytes);
+  CUresult status = self->graphs.create(&graph->graph, 0);
   for (int i = 0; i < self->kernels && status == CUDA_SUCCESS; i++) {
     CUDA_KERNEL_NODE_PARAMS params = node_params(&self->kernel[i], pointers);
-    const CUgraphNode *before = i ? &self->kernel[i - 1].node : NULL;
-    status = self->graphs.add(&self->kernel[i].node, self->graph, before, i > 0, &params);
+    const CUgraphNode *before = i ? &graph->node[i - 1] : NULL;
+    status = self->graphs.add(&graph->node[i], graph->graph, before, i > 0, &params);
   }
-  if (status == CUDA_SUCCESS) status = self->graphs.instantiate(&self->exec, self->graph, 0);
-  if (status == CUDA_SUCCESS)
-    memcpy(self->in_graph, values, self->bytes);
-  else
-    destroy_graph(self);
+  return status == CUDA_SUCCESS ? self->graphs.instantiate(&graph->exec, graph->graph, 0) : status;
+}
+
+/* Give the nodes other values. A launch that is under way keeps those that it was launched with. */
+static CUresult change_graph(const Program *self, Graph *graph, const char *values, void **pointers) {
+  CUresult status = CUDA_SUCCESS;
+  for (int i = 0; i < self->kernels && status == CUDA_SUCCESS; i++) {
+    const Kernel *kernel = &self->kernel[i];
+    size_t size = kernel->end - kernel->begin;
+    if (!memcmp(graph->values + kernel->begin, values + kernel->begin, size)) continue;
+    CUDA_KERNEL_NODE_PARAMS params = node_params(kernel, pointers);
+    status = self->graphs.set(graph->exec, graph->node[i], &params);
+    memcpy(graph->values + kernel->begin, values + kernel->begin, size);
+  }
   return status;
 }
 
-/* A launch that is under way keeps the parameters it was launched with. */
+/* The graph that has these values; otherwise a new one, or the one that was not used for the longest time. */
+static int choose_graph(const Program *self, const char *values) {
+  int oldest = 0;
+  for (int k = 1; k <= self->made; k++) {
+    int i = (self->last + k) % self->made; /* as a rule, layers follow each other in the same order */
+    if (!memcmp(self->graph[i].values, values, self->bytes)) return i;
+    if (self->graph[i].used < self->graph[oldest].used) oldest = i;
+  }
+  return self->made < GRAPHS ? self->made : oldest;
+}
+
 static CUresult launch_graph(Program *self, CUstream stream, const char *values, void **pointers) {
   CUstreamCaptureStatus capture;
   if (self->graphs.capturing(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
     return launch_each(self, stream, pointers);
   pthread_mutex_lock(&self->lock);
-  CUresult status = self->exec ? CUDA_SUCCESS : make_graph(self, values, pointers);
-  for (int i = 0; i < self->kernels && status == CUDA_SUCCESS; i++) {
-    const Kernel *kernel = &self->kernel[i];
-    size_t size = kernel->end - kernel->begin;
-    if (!memcmp(self->in_graph + kernel->begin, values + kernel->begin, size)) continue;
-    CUDA_KERNEL_NODE_PARAMS params = node_params(kernel, pointers);
-    status = self->graphs.set(self->exec, kernel->node, &params);
-    memcpy(self->in_graph + kernel->begin, values + kernel->begin, size);
+  int i = choose_graph(self, values);
+  Graph *graph = &self->graph[i];
+  CUresult status = i == self->made ? make_graph(self, graph, values, pointers)
+                                    : change_graph(self, graph, values, pointers);
+  if (status == CUDA_SUCCESS) status = self->graphs.launch(graph->exec, stream);
+  if (status == CUDA_SUCCESS) {
+    self->made += i == self->made;
+    self->last = i;
+    graph->used = ++self->calls;
+  } else { /* its nodes may have other values than it says */
+    destroy_graph(self, graph);
+    if (i < self->made) { /* the last one takes its place */
+      *graph = self->graph[--self->made];
+      memset(&self->graph[self->made], 0, sizeof(Graph));
+    }
   }
-  if (status == CUDA_SUCCESS) status = self->graphs.launch(self->exec, stream);
-  if (status != CUDA_SUCCESS) destroy_graph(self); /* its nodes may have other parameters than in_graph says */
   pthread_mutex_unlock(&self->lock);
   return status;
 }
@@ -315,11 +354,6 @@ static int fill(Program *self, PyObject *kernels) {
     return -1;
   }
   memset(self->values, 0, self->bytes + 1);
-  self->in_graph = PyMem_Calloc(self->bytes + 1, 1);
-  if (!self->in_graph) {
-    PyErr_NoMemory();
-    return -1;
-  }
   return lay_out(self, kernels);
 }
 
@@ -337,9 +371,8 @@ static int read_functions(PyObject *addresses, Graphs *graphs) {
 }
 
 static void free_program(Program *self) {
-  destroy_graph(self);
+  for (int i = 0; i < self->made; i++) destroy_graph(self, &self->graph[i]);
   pthread_mutex_destroy(&self->lock);
-  PyMem_Free(self->in_graph);
   Py_XDECREF(self->allocate);
   Py_XDECREF(self->outputs);
   Py_XDECREF(self->scratch);
