@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import gc
 import itertools
 import shutil
 import struct
@@ -44,8 +45,9 @@ class Driver:
 
     def __init__(self, with_graphs):
         self.launched, self.maps, self.status, self.context = [], [], 0, 1
-        self.numbers, self.refused = itertools.count(1000), None
-        self.graphs, self.changed, self.capturing = {}, [], 0  # nodes of each graph; those that got other parameters
+        self.numbers, self.refused, self.capturing = itertools.count(1000), None, 0
+        self.graphs, self.executables = {}, {}  # nodes by number: kernel and parameters
+        self.changed = []  # which of the nodes of a graph got other parameters
         pointer, status = ctypes.c_void_p, ctypes.c_int
         kind, params = ctypes.CFUNCTYPE, ctypes.POINTER(Params)
         self.graph_functions = (
@@ -54,7 +56,7 @@ class Driver:
             kind(status, ctypes.POINTER(pointer), pointer, ctypes.c_ulonglong)(self.instantiate),
             kind(status, pointer, pointer, params)(self.set),
             kind(status, pointer, pointer)(self.launch_graph),
-            kind(status, pointer)(lambda graph: 0),
+            kind(status, pointer)(lambda executable: self.executables.pop(executable) is None),
             kind(status, pointer)(lambda graph: self.graphs.pop(graph) is None),
             kind(status, pointer, ctypes.POINTER(ctypes.c_int))(self.is_capturing),
         )
@@ -90,31 +92,35 @@ class Driver:
 
     def create(self, graph, flags):
         graph[0] = next(self.numbers)
-        self.graphs[graph[0]] = []
-        return self.status
+        self.graphs[graph[0]] = {}
+        return self.answer("create")
+
+    def answer(self, name):
+        return 2 if self.refused == name else self.status
 
     def add(self, node, graph, before, count, params):
         nodes = self.graphs[graph]
-        assert ([before[0]] if count else []) == ([100 + len(nodes) - 1] if nodes else [])  # one after the other
-        params = params.contents
-        nodes.append([(params.function, *params.sizes), self.read(params.parameters)])
-        node[0] = 99 + len(nodes)
-        return 2 if self.refused == "add" else self.status
+        assert ([before[0]] if count else []) == list(nodes)[-1:]  # one after the other
+        params, node[0] = params.contents, next(self.numbers)
+        nodes[node[0]] = [(params.function, *params.sizes), self.read(params.parameters)]
+        return self.answer("add")
 
     def instantiate(self, executable, graph, flags):
-        executable[0] = graph
-        return self.status
+        executable[0] = next(self.numbers)
+        self.executables[executable[0]] = copy.deepcopy(self.graphs[graph])
+        return self.answer("instantiate")
 
     def set(self, executable, node, params):
-        params, known = params.contents, self.graphs[executable][node - 100]
+        params, known = params.contents, self.executables[executable][node]
         assert known[0] == (params.function, *params.sizes)
         known[1] = self.read(params.parameters)
-        self.changed.append(node - 100)
-        return self.status
+        self.changed.append(list(self.executables[executable]).index(node))
+        return self.answer("set")
 
     def launch_graph(self, executable, stream):
-        for kernel, parameters in self.graphs[executable]:
-            self.run(kernel, parameters, stream)
+        if not self.status:
+            for kernel, parameters in self.executables[executable].values():
+                self.run(kernel, parameters, stream)
         return self.status
 
     def is_capturing(self, stream, status):
@@ -212,72 +218,94 @@ def test_a_call_that_cannot_be_repeated_runs_the_function(driver, reason):
     torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)
 
 
+@pytest.fixture
+def graphs(driver):
+    if not driver.graph_functions:
+        pytest.skip("of graphs")
+    yield driver
+    gc.collect()
+    assert not driver.graphs
+    assert not driver.executables
+
+
 def two_kernels():
-    """A program whose first kernel reads both tensors, and the second one tensor alone."""
+    """A program whose first kernel adds its second tensor to the first, and whose second one doubles the second."""
     return replay.program(2, [], 0, [(kernel(1.0), [(0, 0), (1, 0), (0, 0)]), (kernel(2.0), [(1, 0), (1, 0)] * 2)])
 
 
-def test_tensors_that_come_again_need_no_change(driver):
-    if not driver.graph_functions:
-        pytest.skip("of graphs")
-    program, tensors = two_kernels(), torch.randn(20, COUNT)
-    for _ in range(3):
-        for a, b in tensors.view(10, 2, COUNT):
-            expected = a + b + 1, 2 * b + 2
-            program((a, b), 0)
-            torch.testing.assert_close((a, b), expected)
-    assert (len(driver.graphs), driver.changed) == (10, [])
-    for i in (3, 3, 9, 0, 5):  # in another order
-        program(tuple(tensors[2 * i : 2 * i + 2]), 0)
-    assert (len(driver.graphs), driver.changed) == (10, [])
-    del program
-    assert not driver.graphs
+def run(program, a, b):
+    expected = a + b + 1, 2 * b + 2
+    program((a, b), 0)
+    torch.testing.assert_close((a, b), expected)
 
 
-def test_only_nodes_with_other_parameters_are_changed(driver):
+def test_tensors_that_come_again_need_no_change(graphs):
+    program, pairs = two_kernels(), torch.randn(10, 2, COUNT).unbind()
+    for i in (*range(10), *range(10), 3, 3, 9, 0, 5):
+        run(program, *pairs[i])
+    assert (len(graphs.graphs), len(graphs.executables), graphs.changed) == (10, 10, [])
+
+
+def test_only_nodes_with_other_parameters_are_changed(graphs):
     """There is an end to graphs: then the one that was not used for the longest time is changed."""
-    if not driver.graph_functions:
-        pytest.skip("of graphs")
     program, a, b = two_kernels(), torch.randn(40, COUNT), torch.randn(2, COUNT)
     for i in range(32):
-        program((a[i], b[0]), 0)
-    assert (len(driver.graphs), driver.changed) == (32, [])
-    program((a[0], b[0]), 0)  # the second is the oldest now
-    program((a[32], b[0]), 0)
-    assert (len(driver.graphs), driver.changed) == (32, [0])
-    program((a[0], b[0]), 0)
-    assert driver.changed == [0]
-    program((a[1], b[1]), 0)
-    assert (len(driver.graphs), driver.changed) == (32, [0, 0, 1])
-    del program
-    assert not driver.graphs
+        run(program, a[i], b[0])
+    assert (len(graphs.graphs), graphs.changed) == (32, [])
+    run(program, a[0], b[0])  # the second is the oldest now
+    run(program, a[32], b[0])
+    assert (len(graphs.graphs), graphs.changed) == (32, [0])
+    run(program, a[0], b[0])
+    run(program, a[32], b[0])
+    assert graphs.changed == [0]
+    run(program, a[1], b[1])
+    assert (len(graphs.graphs), graphs.changed) == (32, [0, 0, 1])
+    run(program, a[33], b[1])  # both nodes of the fourth
+    run(program, a[33], b[1])
+    assert graphs.changed == [0, 0, 1, 0, 1]
 
 
-def test_a_graph_that_fails_is_replaced(driver):
-    if not driver.graph_functions:
-        pytest.skip("of graphs")
-    program, tensors = two_kernels(), torch.randn(8, COUNT)
-    pairs = tensors.view(4, 2, COUNT)
-    for a, b in pairs[:3]:
-        program((a, b), 0)
-    driver.status = 700
-    with pytest.raises(RuntimeError, match="error 700"):
-        program(tuple(pairs[2]), 0)  # the tensor map is that of the last call, so that the launch fails
-    driver.status = 0
-    assert len(driver.graphs) == 2
-    program(tuple(pairs[2]), 0)
-    driver.refused = "add"
-    with pytest.raises(RuntimeError, match="error 2"):
-        program(tuple(pairs[3]), 0)
-    driver.refused = None
-    assert len(driver.graphs) == 3
-    for a, b in reversed(pairs.unbind()):
-        expected = a + b + 1, 2 * b + 2
-        program((a, b), 0)
-        torch.testing.assert_close((a, b), expected)
-    assert (len(driver.graphs), driver.changed) == (4, [])
-    del program
-    assert not driver.graphs
+@pytest.mark.parametrize("what", ["create", "add", "instantiate"])
+def test_where_no_graph_can_be_made_kernels_are_launched(graphs, what):
+    program, pairs = two_kernels(), torch.randn(4, 2, COUNT).unbind()
+    run(program, *pairs[0])
+    graphs.refused = what
+    run(program, *pairs[1])
+    graphs.refused = None
+    assert len(graphs.graphs) == len(graphs.executables) == 1
+    for i in (2, 0, 2):  # no more of them are tried
+        run(program, *pairs[i])
+    assert len(graphs.graphs) == 1
+    other = two_kernels()
+    graphs.refused = what
+    for i in range(4):
+        run(other, *pairs[i])
+    assert len(graphs.graphs) == 1
+
+
+def test_a_graph_that_cannot_be_changed_goes(graphs):
+    program, a, b = two_kernels(), torch.randn(40, COUNT), torch.randn(COUNT)
+    for i in (*range(32), 0, 1):  # the third is the oldest now
+        run(program, a[i], b)
+    graphs.refused = "set"
+    run(program, a[33], b)
+    graphs.refused = None
+    assert len(graphs.graphs) == len(graphs.executables) == 31
+    for i in (31, *range(2), *range(3, 31)):  # the last one is where the third was
+        run(program, a[i], b)
+    assert (len(graphs.graphs), graphs.changed) == (31, [0])
+    run(program, a[33], b)
+    assert (len(graphs.graphs), graphs.changed) == (32, [0])
+
+
+def test_graphs_of_all_programs_together_are_limited(graphs):
+    many = [(kernel(1.0), [(0, 0), (1, 0), (0, 0)])] * 80
+    programs, pairs = [replay.program(2, [], 0, many) for _ in range(5)], torch.zeros(32, 2, COUNT).unbind()
+    for i, program in enumerate(programs, 1):
+        for a, b in pairs:
+            program((a, b), 0)
+            assert a[0] == 80 * i
+    assert len(graphs.graphs) == 8192 // 80  # the last program has none
 
 
 def test_a_stream_that_is_captured_gets_launches(driver):
@@ -286,12 +314,11 @@ def test_a_stream_that_is_captured_gets_launches(driver):
         taped("key", sums, (a, b))
     before, made = len(driver.launched), len(driver.graphs)
     driver.capturing = 1
-    for nodes in driver.graphs.values():
-        nodes.clear()
     out, *_ = taped("key", sums, (a.clone(), b))
     torch.testing.assert_close(out, 2 * a + b + 3)
     assert len(driver.launched) == before + 3
-    assert made == bool(driver.graph_functions)
+    assert made == len(driver.graphs) == bool(driver.graph_functions)
+    assert not driver.changed
 
 
 def test_an_error_of_the_driver_is_raised(driver):
@@ -301,7 +328,6 @@ def test_an_error_of_the_driver_is_raised(driver):
     driver.status = 700
     with pytest.raises(RuntimeError, match="error 700"):
         taped("key", sums, tensors)
-    assert len(driver.graphs) <= 1
     driver.status = 0
     out, *_ = taped("key", sums, tensors)
     torch.testing.assert_close(out, 2 * tensors[0] + tensors[1] + 3)

@@ -5,8 +5,8 @@
 
    The kernels are nodes of a CUDA graph: to launch twelve of them with new addresses took 6 microseconds that way, and
    52 one by one. Layers of one shape share a tape, and in a training loop each of them gets the same addresses again and
-   again. So a program has several graphs, which need no new addresses then. While the stream is captured into a graph of
-   somebody else's, kernels are launched one by one. */
+   again. So a program has several graphs, which need no new addresses then. Kernels are launched one by one while the
+   stream is captured into a graph of somebody else's, and where the driver refuses a graph. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,6 +22,7 @@
 #define ALIGN 128 /* of a tensor map */
 #define MOST (1 << 15) /* bytes of parameters, which are copied to the stack at every call */
 #define GRAPHS 32 /* of a program */
+#define NODES (1 << 13) /* of the graphs of all programs; one takes some 10 KB of the GPU's memory */
 
 typedef CUresult (*Launch)(const CUlaunchConfig *, CUfunction, void **, void **);
 typedef CUresult (*Replace)(CUtensorMap *, void *);
@@ -79,7 +80,7 @@ typedef struct {
   size_t bytes;
   Graphs graphs; /* without functions if the driver has none */
   Graph graph[GRAPHS];
-  int made, last; /* number of graphs, and the one that was launched last */
+  int made, most, last; /* number of graphs, its limit, and the one that was launched last */
   unsigned long long calls;
   pthread_mutex_t lock; /* of the graphs */
 } Program;
@@ -121,16 +122,20 @@ static CUDA_KERNEL_NODE_PARAMS node_params(const Kernel *kernel, void **pointers
   return params;
 }
 
+static long nodes; /* of all graphs */
+
 static void destroy_graph(const Program *self, Graph *graph) {
   if (graph->exec) self->graphs.destroy_exec(graph->exec);
   if (graph->graph) self->graphs.destroy(graph->graph);
   free(graph->node);
   free(graph->values);
   memset(graph, 0, sizeof(Graph));
+  __atomic_sub_fetch(&nodes, self->kernels, __ATOMIC_RELAXED);
 }
 
 /* A graph in an empty place: one kernel after the other. */
 static CUresult make_graph(const Program *self, Graph *graph, const char *values, void **pointers) {
+  __atomic_add_fetch(&nodes, self->kernels, __ATOMIC_RELAXED);
   graph->node = calloc(self->kernels, sizeof(CUgraphNode));
   graph->values = malloc(self->bytes + 1);
   if (!graph->node || !graph->values) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -158,15 +163,40 @@ static CUresult change_graph(const Program *self, Graph *graph, const char *valu
   return status;
 }
 
-/* The graph that has these values; otherwise a new one, or the one that was not used for the longest time. */
+/* The graph that has these values; otherwise a new one, or the one that was not used for the longest time; or -1. */
 static int choose_graph(const Program *self, const char *values) {
-  int oldest = 0;
+  int oldest = self->made ? 0 : -1;
   for (int k = 1; k <= self->made; k++) {
     int i = (self->last + k) % self->made; /* as a rule, layers follow each other in the same order */
     if (!memcmp(self->graph[i].values, values, self->bytes)) return i;
     if (self->graph[i].used < self->graph[oldest].used) oldest = i;
   }
-  return self->made < GRAPHS ? self->made : oldest;
+  int more = self->made < self->most && __atomic_load_n(&nodes, __ATOMIC_RELAXED) + self->kernels <= NODES;
+  return more ? self->made : oldest;
+}
+
+/* A graph that has these values; NULL if there is none, and the driver makes none. */
+static Graph *ready_graph(Program *self, const char *values, void **pointers) {
+  int i = choose_graph(self, values);
+  if (i < 0) return NULL;
+  Graph *graph = &self->graph[i];
+  if (i == self->made) {
+    if (make_graph(self, graph, values, pointers) == CUDA_SUCCESS) {
+      self->made++;
+    } else {
+      destroy_graph(self, graph);
+      self->most = self->made;
+      return NULL;
+    }
+  } else if (change_graph(self, graph, values, pointers) != CUDA_SUCCESS) { /* some nodes may have other values */
+    destroy_graph(self, graph);
+    *graph = self->graph[--self->made]; /* the last one takes its place */
+    memset(&self->graph[self->made], 0, sizeof(Graph));
+    return NULL;
+  }
+  self->last = i;
+  graph->used = ++self->calls;
+  return graph;
 }
 
 static CUresult launch_graph(Program *self, CUstream stream, const char *values, void **pointers) {
@@ -174,24 +204,10 @@ static CUresult launch_graph(Program *self, CUstream stream, const char *values,
   if (self->graphs.capturing(stream, &capture) != CUDA_SUCCESS || capture != CU_STREAM_CAPTURE_STATUS_NONE)
     return launch_each(self, stream, pointers);
   pthread_mutex_lock(&self->lock);
-  int i = choose_graph(self, values);
-  Graph *graph = &self->graph[i];
-  CUresult status = i == self->made ? make_graph(self, graph, values, pointers)
-                                    : change_graph(self, graph, values, pointers);
-  if (status == CUDA_SUCCESS) status = self->graphs.launch(graph->exec, stream);
-  if (status == CUDA_SUCCESS) {
-    self->made += i == self->made;
-    self->last = i;
-    graph->used = ++self->calls;
-  } else { /* its nodes may have other values than it says */
-    destroy_graph(self, graph);
-    if (i < self->made) { /* the last one takes its place */
-      *graph = self->graph[--self->made];
-      memset(&self->graph[self->made], 0, sizeof(Graph));
-    }
-  }
+  Graph *graph = ready_graph(self, values, pointers);
+  CUresult status = graph ? self->graphs.launch(graph->exec, stream) : CUDA_SUCCESS;
   pthread_mutex_unlock(&self->lock);
-  return status;
+  return graph ? status : launch_each(self, stream, pointers);
 }
 
 /* program(tensors, stream): the results. None, and nothing is done, if an address is not a multiple of 16 bytes, or if
@@ -394,6 +410,7 @@ static PyObject *new_program(PyTypeObject *type, PyObject *args, PyObject *names
   if (!self) return NULL;
   pthread_mutex_init(&self->lock, NULL);
   self->call = run;
+  self->most = GRAPHS;
   self->launch = (Launch)(uintptr_t)launch;
   self->replace = (Replace)(uintptr_t)replace;
   self->context = (Context)(uintptr_t)context;

@@ -135,9 +135,10 @@ def taped(
             return taped(key, function, tensors, *options)
     tape = _tapes.get(key, False)
     if tape is False or _state.recording is not None:
-        if len(_tapes) >= MOST:
-            _tapes.clear()
-        _tapes.setdefault(key, None)
+        if len(_tapes) >= MOST and not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            _tapes.clear()  # and with them graphs, which must not be destroyed during a capture
+        if len(_tapes) < MOST:
+            _tapes.setdefault(key, None)
         return function(*tensors, *options)
     if tape is not None:
         results = tape(tensors)  # type: ignore[operator]
