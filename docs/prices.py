@@ -20,7 +20,7 @@ def prices(what: str = "", folder: Path = RESULTS) -> str:
     part, _, short = what.partition(" ")
     rows = [row for row in read(folder / "bench-insert.csv") if part in ("", row["part"])]
     rows = [row for row in rows if row["mode"] == "eager"] if short else rows
-    if not rows:
+    if all(row["mechanism"] == CONTROL for row in rows):
         return f"Not measured yet. This command makes the numbers:\n\n{COMMAND}"
     kinds = dict.fromkeys((row["part"], row["hardware"], row["torch"], row["precision"]) for row in rows)
     table = _short if short else _table

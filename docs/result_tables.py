@@ -135,13 +135,14 @@ def comparisons(paper: str, folder: Path = RESULTS) -> str:
     from foveal.reproduce import compare, seed_values, together
 
     path = folder / f"{paper}.csv"
-    seeds = {(row["metric"], row["recipe"]): seed_values(row).keys() for row in read(path)}
-    measured = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= seeds.keys()]
+    rows = {(row["metric"], row["recipe"]): row for row in read(path)}
+    measured = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= rows.keys()]
     if not measured:
         return f"{MISSING.capitalize()}."
+    seeds = {(m, of): seed_values(rows[m, of]).keys() for m, *both in measured for of in both}
     pairs = [(m, one, other) for m, one, other in measured if len(seeds[m, one] & seeds[m, other]) > 1]
     if not pairs:
-        return "One seed of each so far, which says nothing of the spread."
+        return "Fewer than two seeds in common so far, which say nothing of the spread."
     tests = together([compare(path, one, other, metric) for metric, one, other in pairs])
     many = tests[0].holm is not None
     heads = ["metric", "from", "to", "points", "95 % interval", "p", *["p (Holm)"] * many, "seeds"]

@@ -158,7 +158,7 @@ def test_comparisons_are_of_measured_cells(paper: str) -> None:
 def test_one_seed_is_not_compared(tmp_path: Path) -> None:
     template = LITE.replace("voc2012-lite", "confusion")
     rows = [template.format(name, name, "accuracy", 0.5) for name in ("baseline", "ach")]
-    assert "One seed" in result_tables.comparisons("icasc", write(tmp_path, *rows, paper="icasc"))
+    assert "two seeds" in result_tables.comparisons("icasc", write(tmp_path, *rows, paper="icasc"))
 
 
 def test_columns_are_those_that_reproduce_writes() -> None:

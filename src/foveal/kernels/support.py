@@ -11,10 +11,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from foveal.compat import constant_result, dispatch_mode_active, gradient_will_run, has_storage, transforms_active
+from foveal.compat import (
+    constant_result,
+    dispatch_mode_active,
+    forward_mode_active,
+    gradient_will_run,
+    has_storage,
+    transforms_active,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+KINDS = Tensor, torch.nn.Parameter
 
 
 def on_its_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:
@@ -52,12 +60,21 @@ def fused_available(device: torch.device) -> bool:
     return capability(device) >= (8, 0) and _has_triton()
 
 
+def other_derivatives() -> bool:
+    """Whether derivatives may be wanted that operators do not have: of a transform, or in forward mode."""
+    return transforms_active() or forward_mode_active()
+
+
+def ordinary(*tensors: Any) -> bool:
+    """Whether all are tensors of PyTorch's own classes, whose memory a kernel can read."""
+    return all(type(tensor) in KINDS for tensor in tensors)
+
+
 def observed(*tensors: Tensor) -> bool:
     """Whether a compiler, tracer, transform or mode must see operators, or a tensor is a fake or a wrapper."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or transforms_active() or dispatch_mode_active():
         return True
-    kinds = Tensor, torch.nn.Parameter
-    return not all([type(x) in kinds and has_storage(x) for x in tensors])  # noqa: C419, a generator takes twice as long
+    return not all([type(x) in KINDS and has_storage(x) for x in tensors])  # noqa: C419, a generator takes twice as long
 
 
 def in_layout_of(x: Tensor, out: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from foveal.attention import CBAM, SqueezeExcite
-from foveal.kernels.gates import fused
+from foveal.kernels.gates import fused, plain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -19,7 +19,8 @@ def available(monkeypatch):
     torch.compiler.reset()
 
     def switch(on):
-        monkeypatch.setattr(fused, "fused_available", lambda device: on)
+        for module in (fused, plain):
+            monkeypatch.setattr(module, "fused_available", lambda device: on)
 
     switch(True)
     return switch
@@ -113,3 +114,69 @@ def test_what_is_left_to_the_compiler(make, training, count, available):
     model = network(make()).train(training)
     torch.compile(model, backend=backend, fullgraph=True)(torch.randn(2, 3, 6, 5, device=DEVICE))
     assert seen["foveal.gates.default"] == count
+
+
+def plain_and_compiled(function, inputs, available, backend="aot_eager"):
+    """What a function gives without operators, and compiled with them."""
+    available(False)
+    expected = function(*inputs)
+    torch.compiler.reset()
+    available(True)
+    return expected, torch.compile(function, backend=backend, fullgraph=True)(*inputs)
+
+
+def test_forward_mode_sees_the_gate(available):
+    gate = network(SqueezeExcite(16, reduction=4)).eval().requires_grad_(False)[1]
+    inputs = torch.randn(2, 2, 16, 3, 3, device=DEVICE).unbind()
+    with torch.no_grad():
+        expected, actual = plain_and_compiled(lambda x, v: torch.func.jvp(gate, (x,), (v,))[1], inputs, available)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_transforms_see_the_gate(available):
+    gate = network(SqueezeExcite(16, reduction=4))[1]
+    inputs = (torch.randn(2, 16, 3, 3, device=DEVICE),)
+    gradient = torch.func.grad(lambda x: gate(x).square().sum())
+    expected, actual = plain_and_compiled(gradient, inputs, available)
+    torch.testing.assert_close(actual, expected)
+
+
+class Other(torch.Tensor):
+    """As a quantised weight, which is more than its numbers."""
+
+
+def test_a_weight_of_another_class_is_left_to_pytorch(available):
+    gate, x = network(SqueezeExcite(16, reduction=4)).eval()[1], torch.randn(2, 16, 3, 3, device=DEVICE)
+    assert plain._fusable(x, ("avg",), gate.squeeze, gate.excite)
+    gate.squeeze.weight = nn.Parameter(gate.squeeze.weight.detach().as_subclass(Other))
+    assert not plain._fusable(x, ("avg",), gate.squeeze, gate.excite)
+
+
+@pytest.mark.parametrize("odd", ["no bias", "broadcast"])
+def test_other_layers_are_computed_by_pytorch(odd, available):
+    gate = network(SqueezeExcite(16, reduction=4)).eval().requires_grad_(False)[1]
+    if odd == "no bias":
+        gate.squeeze.bias = None
+    else:
+        gate.excite = nn.Linear(4, 1, device=DEVICE)
+    with torch.no_grad():
+        expected, actual = plain_and_compiled(gate, (torch.randn(2, 16, 3, 3, device=DEVICE),), available)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_half_precision_throughout(available):
+    gate = network(CBAM(16, reduction=4)).eval().requires_grad_(False)[1].to(torch.bfloat16)
+    x = torch.randn(2, 16, 3, 3, device=DEVICE, dtype=torch.bfloat16)
+    with torch.no_grad():
+        expected, actual = plain_and_compiled(gate, (x,), available)
+    torch.testing.assert_close(actual, expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_second_derivative_is_refused(training, available):
+    gate = network(CBAM(16, reduction=4)).train(training)[1]
+    compiled = torch.compile(gate, backend="eager", fullgraph=True)
+    x = torch.randn(2, 16, 3, 3, device=DEVICE, requires_grad=True)
+    (first,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"once_differentiable|does not require grad"):
+        first.square().sum().backward()

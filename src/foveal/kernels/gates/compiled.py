@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from foveal.kernels.gates import launch
 from foveal.kernels.gates.launch import Kept, Norm, Pools
@@ -105,6 +106,7 @@ class _Gates(torch.autograd.Function):
         return _multiplied(x, parameters, kept)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, *rest = ctx.saved_tensors
         parameters, kept = rest[:8], rest[8:]

@@ -19,7 +19,7 @@ from foveal.compat import (
 )
 from foveal.kernels.gates import plain
 from foveal.kernels.gates.pair_conv import pair_conv2d
-from foveal.kernels.support import fused_available, observed
+from foveal.kernels.support import fused_available, observed, ordinary, other_derivatives
 
 if TYPE_CHECKING:
     from foveal.kernels.gates.launch import Key, Pools
@@ -56,7 +56,7 @@ def fused_gates(
         norm: its batch norm.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and (exporting() or not squeeze.training):
+    if compiling and (exporting() or other_derivatives() or not squeeze.training):
         return None
     if not fused_available(x.device):
         return None
@@ -105,11 +105,14 @@ def _compiled(x: Tensor, pools: Sequence[str], parameters: list[Any], state: Any
 
 def compiled_conv(conv: Any) -> plain.Layer:
     """``conv`` of a spatial gate, or inside ``torch.compile`` on a GPU the operator that replaces it."""
-    if not torch.compiler.is_compiling() or exporting() or not _usual_conv(conv):
+    if not torch.compiler.is_compiling() or exporting() or other_derivatives() or not _usual_conv(conv):
         return conv
-    if conv.weight.dtype not in DTYPES or not fused_available(conv.weight.device):
+    weight = conv.weight
+    if weight.dtype not in DTYPES or not ordinary(weight) or not fused_available(weight.device):
         return conv
-    return lambda pair: pair_conv2d(pair, conv.weight)
+    if torch.is_autocast_enabled(weight.device.type):
+        return lambda pair: pair_conv2d(pair, weight)
+    return lambda pair: pair_conv2d(pair, weight).to(weight.dtype)
 
 
 def _usual_conv(conv: Any) -> bool:
@@ -133,6 +136,7 @@ def _usual_norm(norm: Any) -> bool:
         and norm.affine
         and norm.running_mean is not None
         and norm.momentum is not None
+        and norm.running_mean.dtype == norm.running_var.dtype == norm.weight.dtype
     )
 
 
@@ -155,6 +159,7 @@ def _fusable(x: Tensor, parameters: list[Any]) -> bool:
         and parameters[1] is not None
         and parameters[3] is not None
         and (x.dtype == tensors[0].dtype or torch.is_autocast_enabled(x.device.type))
+        and ordinary(*tensors)
         and all(t.dtype in DTYPES and t.device == x.device and _dense(t) for t in tensors)
     )
 

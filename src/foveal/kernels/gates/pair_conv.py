@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 OPERATORS = {
@@ -59,6 +60,7 @@ class _PairConv(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
         gradients: tuple[Tensor, Tensor] = torch.ops.foveal.pair_conv2d_backward.default(g, *ctx.saved_tensors)
         return gradients
