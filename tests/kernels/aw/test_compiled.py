@@ -60,6 +60,13 @@ def test_equals_the_modules(training, start, residual):
     assert_same_after_backward((actual, x, ours), (expected, y, plain))
 
 
+def test_a_second_derivative_is_refused():
+    x = torch.randn(3, 8, 7, 5, device=DEVICE, requires_grad=True)
+    (first,) = torch.autograd.grad(fused(*site(), x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.square().sum().backward()
+
+
 def test_frozen_input_and_no_bias():
     ours = site(bias=False)
     plain = copy.deepcopy(ours)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from foveal.compat import only_computes
@@ -182,6 +183,7 @@ class _Site(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *rest, amount = ctx.saved_tensors
         kept, parameters, need = rest[:3], rest[3:], ctx.needs_input_grad
@@ -252,6 +254,7 @@ class _Branch(torch.autograd.Function):
         return multiplier
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, kept, *parameters, amount = ctx.saved_tensors
         need = ctx.needs_input_grad[0]
