@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import foveal
 from foveal.attention import CBAM, SqueezeExcite
 from foveal.kernels import prepared, tape
-from foveal.kernels.gates import convolution, fused, launch
+from foveal.kernels.gates import convolution, fused, launch, plan
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 slow = pytest.mark.slow
@@ -35,18 +35,18 @@ def available(monkeypatch):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Small maps need several tiles, parts and programs."""
-    monkeypatch.setattr(launch, "ELEMENTS", 64)
-    monkeypatch.setattr(launch, "BUSY", 2)
+    monkeypatch.setattr(plan, "ELEMENTS", 64)
+    monkeypatch.setattr(plan, "BUSY", 2)
     monkeypatch.setattr(convolution, "PROGRAMS", 4)
     monkeypatch.setattr(convolution, "COLUMNS", 16)
     monkeypatch.setattr(convolution, "POINTS", 4)
     monkeypatch.setattr(convolution, "MOMENTS", 2)
-    monkeypatch.setattr(launch, "HIDDEN", (2, 4))
+    monkeypatch.setattr(plan, "HIDDEN", (2, 4))
     monkeypatch.setattr(launch, "ROWS", 2)
     monkeypatch.setattr(launch, "WEIGHTS", (16, 16, 16, 4, 8))
-    launch._plan.cache_clear()
+    plan.plan_of.cache_clear()
     yield
-    launch._plan.cache_clear()
+    plan.plan_of.cache_clear()
 
 
 def make(name, channels=6, **options):
@@ -346,12 +346,12 @@ def test_no_gradient_at_all():
 @pytest.mark.parametrize("c", [1, 24, 64, 2048])
 @pytest.mark.parametrize("size", [1, 49, 3136, 250_000])
 def test_every_value_is_in_one_tile(n, c, size, last):
-    plan = launch._plan(n, c, size, max(1, c // 16), last)
-    for (samples, blocks, parts), steps in (plan.pool, plan.gate, plan.write):
+    tiles = plan.plan_of(n, c, size, max(1, c // 16), last)
+    for (samples, blocks, parts), steps in (tiles.pool, tiles.gate, tiles.write):
         assert samples == n
-        assert (blocks - 1) * plan.tile[1] < c <= blocks * plan.tile[1]
-        assert (parts - 1) * steps * plan.tile[0] < size <= parts * steps * plan.tile[0]  # no part is empty
-    (samples, parts), steps = plan.positions
-    assert (parts - 1) * steps * plan.across[0] < size <= parts * steps * plan.across[0]
-    assert plan.tile[0] * plan.tile[1] <= launch.ELEMENTS
-    assert plan.row[0] >= c
+        assert (blocks - 1) * tiles.tile[1] < c <= blocks * tiles.tile[1]
+        assert (parts - 1) * steps * tiles.tile[0] < size <= parts * steps * tiles.tile[0]  # no part is empty
+    (samples, parts), steps = tiles.positions
+    assert (parts - 1) * steps * tiles.across[0] < size <= parts * steps * tiles.across[0]
+    assert tiles.tile[0] * tiles.tile[1] <= plan.ELEMENTS
+    assert tiles.row[0] >= c

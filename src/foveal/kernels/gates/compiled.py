@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from foveal.kernels.gates import launch
 from foveal.kernels.gates.launch import Kept, Norm, Pools
+from foveal.kernels.gates.plan import layout
 
 INPUTS = "Tensor x, Tensor?[] parameters, Tensor[] running, Tensor(a!)[] updated, float[] numbers, str options"
 OPERATORS = {
@@ -61,7 +62,7 @@ def gates_forward(
         mean, variance, batches = updated or (*running, None)
         momentum, eps = numbers
         norm = Norm(mean, variance, batches, momentum, eps, training)  # type: ignore[arg-type]
-    kept = launch.gates(x.contiguous(memory_format=launch.layout(x)), parameters, pools, norm)
+    kept = launch.gates(x.contiguous(memory_format=layout(x)), parameters, pools, norm)
     return (kept.state, x.new_empty(0), x.new_empty(0)) if norm is None else kept
 
 
@@ -80,7 +81,7 @@ def gates_backward(
 ) -> list[Tensor]:
     """Gradients of x and of those parameters that are not None; without a spatial gate, what that of x is made of."""
     pools, training = _options(text)
-    last, whole = launch.layout(x), parameters[5] is not None
+    last, whole = layout(x), parameters[5] is not None
     images, gradient = x.contiguous(memory_format=last), g.contiguous(memory_format=last)
     gradients = launch.backward(gradient, images, parameters, pools, Kept(*kept), training, True, whole=whole)
     return [part for part in gradients if part is not None]
@@ -88,7 +89,7 @@ def gates_backward(
 
 @torch.library.register_fake("foveal::gates_backward")
 def _(g, x, parameters, kept, text):
-    (n, c), last = x.shape[:2], launch.layout(x)
+    (n, c), last = x.shape[:2], layout(x)
     first = x.new_empty((n, 2, c), dtype=torch.float32)
     if parameters[5] is not None:
         first = torch.empty_like(x.contiguous(memory_format=last))

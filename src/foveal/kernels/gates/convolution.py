@@ -7,6 +7,7 @@ from torch import Tensor
 
 from foveal.kernels.copies import sum_parts
 from foveal.kernels.gates import spatial_kernels as spatial
+from foveal.kernels.gates.plan import ceil, power
 from foveal.kernels.prepared import launch
 from foveal.kernels.support import on_its_device
 from foveal.kernels.tape import empty, taped
@@ -14,16 +15,6 @@ from foveal.kernels.tape import empty, taped
 COLUMNS = 512  # positions of a program of the convolution
 POINTS, PROGRAMS = 32, 528  # positions of a tile of its weight's gradient, and the programs that are aimed at
 MOMENTS = 1024  # parts of the norm's sums that are added up at once
-
-
-def ceil(a: int, b: int) -> int:
-    """The quotient, rounded up."""
-    return -(-a // b)
-
-
-def power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
 
 
 def strides(weight: Tensor) -> tuple[int, int]:

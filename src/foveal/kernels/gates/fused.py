@@ -19,6 +19,7 @@ from foveal.compat import (
 )
 from foveal.kernels.gates import plain
 from foveal.kernels.gates.pair_conv import pair_conv2d
+from foveal.kernels.gates.plan import layout
 from foveal.kernels.support import fused_available, observed, ordinary, other_derivatives
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class _Gates(torch.autograd.Function):
         x, *parameters, state, maps, moments = ctx.saved_tensors
         if torch.is_grad_enabled() or observed(g):
             return *_differentiable(ctx, g, [x, *parameters], moments), None, None, None
-        g = g.contiguous(memory_format=launch.layout(x))
+        g = g.contiguous(memory_format=layout(x))
         kept = launch.Kept(state, maps, moments)
         needed = ctx.needs_input_grad
         of_parameters = any(needed[1:9])

@@ -1,9 +1,8 @@
-"""Launch the Triton kernels of channel and spatial gates; tiles follow from the shape, nothing is searched."""
+"""Launch the Triton kernels of channel and spatial gates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +12,12 @@ from foveal.kernels.gates import channel_kernels as channel
 from foveal.kernels.gates import convolution
 from foveal.kernels.gates import gradient_kernels as channel_grad
 from foveal.kernels.gates import spatial_kernels as spatial
-from foveal.kernels.gates.convolution import ceil, power
+from foveal.kernels.gates.plan import Plan, ceil, plan_for
 from foveal.kernels.prepared import launch
 from foveal.kernels.tape import empty, empty_like, taped
 
-ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
-BUSY = 132  # programs that run at once if a multiprocessor runs one, on a large GPU
-HIDDEN = 8, 32  # values of a tile of the perceptron's weights: of few, and of more hidden ones
 ROWS = 32  # rows of a sum that are added up at once
 WEIGHTS = 32, 32, 16, 128, 16  # tile of the gradients of parameters: samples, channels, hidden values; rows, taps
-
-
-Grid = tuple[int, int, int]
 
 
 class Norm(NamedTuple):
@@ -51,81 +44,6 @@ class Kept(NamedTuple):
     state: Tensor
     maps: Tensor
     moments: Tensor
-
-
-class _Plan(NamedTuple):
-    """Tiles and grids for maps of one shape; the sizes are those of the kernels' arguments.
-
-    Attributes:
-        steps: from one position, and from one channel, to the next.
-        tile: positions and channels of a tile.
-        pool: grid (samples, blocks of channels, parts of the positions) and tiles of a part where positions are summed.
-        gate: the same where that takes more registers: with a spatial gate, for its gradient.
-        write: the same where every value is written.
-        across: tile where channels are summed.
-        positions: grid, tiles a program where channels are summed and the sums added up.
-        hidden: hidden values of a tile of the perceptron's weights that has the channels of a tile.
-        registers: limits for four programs on a multiprocessor, with maxima, and for three, with a spatial gate.
-        row: channels and hidden values of a tile of the perceptron's weights where a program has all channels, and its
-            warps.
-    """
-
-    steps: tuple[int, int]
-    tile: tuple[int, int]
-    pool: tuple[Grid, int]
-    gate: tuple[Grid, int]
-    write: tuple[Grid, int]
-    across: tuple[int, int]
-    positions: tuple[tuple[int, int], int]
-    hidden: int
-    registers: tuple[dict[str, int], dict[str, int]]
-    row: tuple[int, int, int]
-
-
-@lru_cache(maxsize=1024)
-def _plan(n: int, c: int, size: int, hidden: int, last: bool) -> _Plan:
-    if last:
-        wide = min(128, power(c))
-        tile = min(power(size), ELEMENTS // wide), wide
-        deep = min(256, power(c))
-        across = min(power(size), ELEMENTS // deep), deep
-    else:
-        rows = min(128, power(size))
-        tile = rows, min(power(c), ELEMENTS // rows)
-        across = tile
-    blocks, tiles = ceil(c, tile[1]), ceil(size, tile[0])
-
-    def parts(programs: int, least: int = 1) -> tuple[Grid, int]:
-        turns = max(ceil(tiles, max(1, min(tiles, programs // (n * blocks)))), min(tiles, least))
-        return (n, blocks, ceil(tiles, turns)), turns
-
-    lines = ceil(size, across[0])
-    steps = ceil(lines, max(1, min(lines, 4 * BUSY // n)))
-    weights = power(c), min(power(hidden), max(1, min(16, 2 * ELEMENTS // power(c))))
-    return _Plan(
-        steps=(c, 1) if last else (1, size),
-        tile=tile,
-        pool=parts(4 * BUSY),
-        gate=parts(3 * BUSY),
-        write=parts(4 * BUSY, ceil(2 * hidden, tile[0])),  # at least as much of the map as of the perceptron's weights
-        across=across,
-        positions=((n, ceil(lines, steps)), steps),
-        hidden=HIDDEN[hidden > HIDDEN[0]],
-        registers=({"maxnreg": 64}, {"maxnreg": 80}) if last else ({}, {}),
-        row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
-    )
-
-
-def layout(x: Tensor) -> torch.memory_format:
-    """The memory layout the kernels read ``x`` in: its own, contiguous if it is neither."""
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
-
-
-def _plan_for(x: Tensor, hidden: int) -> tuple[_Plan, int, int, int]:
-    """The plan for ``x``, N, C and H·W."""
-    n, c, h, w = x.shape
-    return _plan(n, c, h * w, hidden, not x.is_contiguous()), n, c, h * w
 
 
 Key = tuple[Any, ...]
@@ -165,7 +83,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
     amount, weight, gamma, beta = inputs[4:8]
     pools, norm = inputs[-2:]
     hidden = inputs[0].shape[0]
-    plan, n, c, size = _plan_for(x, hidden)
+    plan, n, c, size = plan_for(x, hidden)
     out = empty_like(x)
     state, perceptron = _channel_forward(x, inputs[:4], pools, plan, norm is None)
     maps = moments = spread = None
@@ -187,7 +105,7 @@ def _forward(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor | None, Te
 
 
 def _channel_forward(
-    x: Tensor, parameters: Sequence[Tensor], pools: Pools, plan: _Plan, later: bool
+    x: Tensor, parameters: Sequence[Tensor], pools: Pools, plan: Plan, later: bool
 ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
     """State; and what the multiplication computes the gate from, if that is left to it, as it may be with ``later``."""
     (w1, b1, w2, b2), (n, c), size = parameters, x.shape[:2], x.shape[2] * x.shape[3]
@@ -227,7 +145,7 @@ def _gates(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | Non
     """State, and of a spatial gate maps and moments."""
     weight, gamma, beta = inputs[5:8]
     pools, norm = inputs[-2:]
-    plan, n, _, size = _plan_for(x, inputs[0].shape[0])
+    plan, n, _, size = plan_for(x, inputs[0].shape[0])
     state, _ = _channel_forward(x, inputs[:4], pools, plan, later=False)
     if norm is None:
         return state, None, None
@@ -238,7 +156,7 @@ def _gates(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | Non
     return state, maps, moments
 
 
-def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, plan: _Plan) -> tuple[Tensor, Tensor]:
+def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, plan: Plan) -> tuple[Tensor, Tensor]:
     """The maps (N, 4, H·W) of the spatial gate, and in training sums of the convolution's output, (3, parts)."""
     n, c, h, w = x.shape
     size, across = h * w, plan.across
@@ -281,7 +199,7 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     parameters, (state, maps, moments), (pools, training, of_parameters, whole) = inputs[:8], inputs[8:11], inputs[11:]
     w1, _, w2, _, amount, weight, _, _ = parameters
     hidden = w1.shape[0]
-    plan, n, c, size = _plan_for(x, hidden)
+    plan, n, c, size = plan_for(x, hidden)
     (grid, turns), flags = plan.gate if weight is not None else plan.pool, (amount is not None, weight is not None)
     parts, rows = grid[2], grid[1] * grid[2]
     gradients: list[Any] = [None if parameter is None else empty_like(parameter) for parameter in parameters]
@@ -319,7 +237,7 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
 
 
 def _spatial_backward(
-    g: Tensor, x: Tensor, amount: Tensor | None, weight: Tensor, kept: Kept, gradients: list[Any], plan: _Plan,
+    g: Tensor, x: Tensor, amount: Tensor | None, weight: Tensor, kept: Kept, gradients: list[Any], plan: Plan,
     training: bool, of_parameters: bool,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """The gradients of the maps (N, 3, H·W), and parts of that of the convolution's weight, (rows, 2·K²).

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foveal.kernels.gates import perceptron_kernels as kernels
-from foveal.kernels.gates.convolution import ceil, power
+from foveal.kernels.gates.plan import ceil, power
 from foveal.kernels.prepared import launch
 from foveal.kernels.tape import empty, taped
 
