@@ -154,6 +154,18 @@ def test_keys_have_tapes_of_their_own_and_can_be_forgotten():
     assert not tape._tapes
 
 
+@pytest.mark.parametrize("capturing", [True, False])
+def test_there_is_an_end_to_tapes_but_none_goes_during_a_capture(capturing, monkeypatch):
+    monkeypatch.setattr(tape, "MOST", 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    for key in range(4):
+        a, b = torch.randn(2, 64)
+        out, *_ = taped(key, sums, (a, b))
+        torch.testing.assert_close(out, a + b + 3)
+    assert list(tape._tapes) == ([0, 1, 2] if capturing else [3])
+
+
 def test_a_failure_ends_the_recording():
     def function(a, fail):
         if fail:

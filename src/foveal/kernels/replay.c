@@ -3,10 +3,10 @@
    In Python the same takes several times as long as the driver needs to launch the kernels. replay.py compiles this
    file with the C compiler that Triton uses for its own launchers, and says what the arguments are.
 
-   The kernels are nodes of a CUDA graph: to launch twelve of them with new addresses took 6 microseconds that way, and
-   52 one by one. Layers of one shape share a tape, and in a training loop each of them gets the same addresses again and
-   again. So a program has several graphs, which need no new addresses then. Kernels are launched one by one while the
-   stream is captured into a graph of somebody else's, and where the driver refuses a graph. */
+   The kernels are nodes of a CUDA graph: one launch instead of ten. Layers of one shape share a tape, and in a training
+   loop each of them gets the same addresses again and again. So a program has several graphs, which need no new
+   addresses then. Kernels are launched one by one while the stream is captured into a graph of somebody else's, and
+   where the driver refuses a graph. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -22,7 +22,7 @@
 #define ALIGN 128 /* of a tensor map */
 #define MOST (1 << 15) /* bytes of parameters, which are copied to the stack at every call */
 #define GRAPHS 32 /* of a program */
-#define NODES (1 << 13) /* of the graphs of all programs; one takes some 10 KB of the GPU's memory */
+#define NODES (1 << 13) /* of the graphs of all programs, which take memory of the GPU */
 
 typedef CUresult (*Launch)(const CUlaunchConfig *, CUfunction, void **, void **);
 typedef CUresult (*Replace)(CUtensorMap *, void *);

@@ -23,6 +23,7 @@ from foveal.compat import (
 P = ParamSpec("P")
 R = TypeVar("R")
 KINDS = Tensor, torch.nn.Parameter
+DTYPES = torch.float32, torch.bfloat16, torch.float16  # that kernels read
 
 
 def on_its_device(launch: Callable[Concatenate[Tensor, P], R]) -> Callable[Concatenate[Tensor, P], R]:

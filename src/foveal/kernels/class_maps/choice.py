@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from foveal.kernels.support import fused_available, observed, on_its_device
+from foveal.kernels.support import DTYPES, fused_available, observed, on_its_device
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CLASSES = 32768  # a program has all scores of an image in registers
 
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from foveal.compat import forward_mode_active
-from foveal.kernels.support import fused_available, observed
+from foveal.kernels.support import DTYPES, fused_available, observed
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_POSITIONS = 4096  # a program has a whole map in registers
 
 Plain = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]

@@ -20,12 +20,11 @@ from foveal.compat import (
 from foveal.kernels.gates import plain
 from foveal.kernels.gates.pair_conv import pair_conv2d
 from foveal.kernels.gates.plan import layout
-from foveal.kernels.support import fused_available, observed, ordinary, other_derivatives
+from foveal.kernels.support import DTYPES, fused_available, observed, ordinary, other_derivatives
 
 if TYPE_CHECKING:
     from foveal.kernels.gates.launch import Key, Pools
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOST_CHANNELS = 8192  # a program holds a row of the perceptron's weights
 WHOLE = 2**24  # indices are stored as float32
 MOST_KEYS = 4096

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from foveal.compat import exporting, only_computes
-from foveal.kernels.support import fused_available, ordinary, other_derivatives
+from foveal.kernels.support import DTYPES, fused_available, ordinary, other_derivatives
 
 Layer = Callable[[Tensor], Tensor]
-FUSED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def channel_gate(x: Tensor, pools: Sequence[str], squeeze: Layer, excite: Layer) -> Tensor:
@@ -51,7 +50,7 @@ def _fusable(x: Tensor, pools: Sequence[str], squeeze: Any, excite: Any) -> bool
         fused_available(x.device)
         and not other_derivatives()
         and ordinary(*parameters)  # also that there are biases
-        and squeeze.weight.dtype in FUSED
+        and squeeze.weight.dtype in DTYPES
         and squeeze.weight.shape[1] == x.shape[1] == len(excite.weight)
         and len(squeeze.weight) == excite.weight.shape[1]
         and len(set(pools)) == len(pools)
