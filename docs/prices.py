@@ -38,8 +38,9 @@ def _chance(rows: list[Row]) -> str:
     ratios = sorted(float(row["time ratio"]) for row in rows if not row["error"])
     if not ratios:
         return ""
+    modes = " and ".join(name for mode, name in MODES.items() if any(row["mode"] == mode for row in rows))
     return (
-        f"\n\nChance: a second plain model beside the first, in {len(ratios)} of these measurements, took "
+        f"\n\nChance: a second plain model beside the first, in {len(ratios)} of these measurements ({modes}), took "
         f"{ratios[0]:.2f} to {ratios[-1]:.2f} times its time."
     )
 

@@ -78,7 +78,7 @@ def test_a_second_plain_model_is_a_sentence_about_chance(tmp_path):
     folder = write(tmp_path, "eager", "control", "control34")
     *table, sentence = prices.prices("train", folder).splitlines()
     assert sentence.startswith("Chance:")
-    assert "in 2 of these measurements, took 0.96 to 1.04" in sentence
+    assert "in 2 of these measurements (eager), took 0.96 to 1.04" in sentence
     assert not any("none" in line for line in table)
     assert "Chance" not in prices.prices("train short", folder)
     assert prices.prices("train", write(tmp_path, "control")).startswith("Not measured yet")
