@@ -13,7 +13,7 @@ from foveal.attention.insertion.registry import Blend, Gate, Start, bottleneck, 
 from foveal.attention.records.record import Attends
 from foveal.compat import only_computes
 from foveal.errors import UserError, unknown
-from foveal.kernels.gates.fused import compiled_conv, fused_gates
+from foveal.kernels.gates.fused import fused_gates
 from foveal.kernels.gates.plain import blend, channel_gate, spatial_gate
 
 
@@ -53,7 +53,7 @@ class SpatialGate(Attends):
                 "one sample with a 1×1 map cannot be normalised in training mode: train with a batch of at least two, "
                 "or switch the attention to eval mode"
             )
-        gate = spatial_gate(x, compiled_conv(self.conv), self.norm)
+        gate = spatial_gate(x, self.conv, self.norm)
         self.note(gate)
         return gate
 

@@ -17,10 +17,9 @@ def _programs(size: int, block: int) -> tuple[int]:
     return (-(-size // block),)
 
 
-def sum_parts(parts: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """Sum of contiguous parts over their first axis, in ``dtype``; written to ``out`` if given."""
-    if out is None:
-        out = empty(parts.shape[1:], dtype, parts.device)
+def sum_parts(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum of contiguous parts over their first axis, in ``dtype``."""
+    out = empty(parts.shape[1:], dtype, parts.device)
     count, size = len(parts), out.numel()
     rest = count, size, ROWS, COLUMNS
     launch(copy_kernels.sum_parts, _programs(size, COLUMNS), (parts, out), rest, num_warps=4)

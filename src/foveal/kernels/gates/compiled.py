@@ -1,8 +1,8 @@
 """Gates on a feature map as operators, for ``torch.compile`` on NVIDIA GPUs.
 
 Left to the compiler, a training step of a channel gate is some twenty small kernels, with a spatial gate forty. The
-operators compute the gates and their gradients. The multiplication, and of a channel gate the gradient of the map, are
-left to the compiler, which fuses them with what is around them: an operator would read and write the map once more.
+operators compute the gates and their gradients. The multiplication is left to the compiler, which fuses it with what is
+around: an operator would read and write the map once more.
 
 As in :mod:`foveal.kernels.aw.compiled`, ``gates`` is differentiable, and PyTorch sees through it to two operators that
 are not.
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from foveal.kernels.gates import launch
-from foveal.kernels.gates.launch import Kept, Norm, Pools
-from foveal.kernels.gates.plan import layout
+from foveal.kernels.gates.launch import Kept, Key, Norm, Pools
+from foveal.kernels.support import in_layout_of
 
 INPUTS = "Tensor x, Tensor?[] parameters, Tensor[] running, Tensor(a!)[] updated, float[] numbers, str options"
 OPERATORS = {
@@ -36,17 +36,22 @@ DEVICES = ("cuda", "cpu")  # on a CPU only in Triton's interpreter
 
 @lru_cache(maxsize=1024)
 def _options(text: str) -> tuple[Pools, bool]:
-    """Pools of the channel gate, and whether the spatial gate's norm is in training."""
-    avg, most, training = ast.literal_eval(text)
+    """Pools of the channel gate, and whether the spatial gate's norm is in training: the first part of ``text``."""
+    avg, most, training = ast.literal_eval(text.partition(";")[0])
     return Pools(avg, most), training
+
+
+def _key(x: Tensor, text: str) -> Key:
+    """As :func:`foveal.kernels.gates.launch.key_of`; ``text`` says what there is to know of the parameters."""
+    return text, x.shape, x.dtype, x.get_device(), x.is_contiguous()
 
 
 @torch.library.impl("foveal::gates_forward", DEVICES)
 def gates_forward(
     x: Tensor, parameters: list[Tensor | None], running: list[Tensor], updated: list[Tensor], numbers: list[float],
     text: str,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gates, and what their gradient needs: state, maps and moments, the last two empty without a spatial gate.
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """The gates, and what their gradient needs: state; of a spatial gate maps; in training its moments; or nothing.
 
     Args:
         x: (N, C, H, W).
@@ -62,38 +67,34 @@ def gates_forward(
         mean, variance, batches = updated or (*running, None)
         momentum, eps = numbers
         norm = Norm(mean, variance, batches, momentum, eps, training)  # type: ignore[arg-type]
-    kept = launch.gates(x.contiguous(memory_format=layout(x)), parameters, pools, norm)
-    return (kept.state, x.new_empty(0), x.new_empty(0)) if norm is None else kept
+    x = in_layout_of(x, x)
+    kept = launch.gates(x, parameters, pools, norm, _key(x, text))
+    return tuple(x.new_empty(0) if tensor is None else tensor for tensor in kept)
 
 
 @torch.library.register_fake("foveal::gates_forward")
 def _(x, parameters, running, updated, numbers, text):
     (n, c, h, w), hidden = x.shape, parameters[0].shape[0]
     state = x.new_empty((n, 4 * c + 2 * hidden), dtype=torch.float32)
-    if parameters[5] is None:
-        return state, x.new_empty(0), x.new_empty(0)
-    return state, x.new_empty((n, 4, h * w), dtype=torch.float32), x.new_empty(4, dtype=torch.float32)
+    maps = x.new_empty(0) if parameters[5] is None else x.new_empty((n, 4, h * w), dtype=torch.float32)
+    return state, maps, x.new_empty(4, dtype=torch.float32) if updated else x.new_empty(0)
 
 
 @torch.library.impl("foveal::gates_backward", DEVICES)
 def gates_backward(
     g: Tensor, x: Tensor, parameters: list[Tensor | None], kept: list[Tensor], text: str
 ) -> list[Tensor]:
-    """Gradients of x and of those parameters that are not None; without a spatial gate, what that of x is made of."""
+    """Gradients of x and of those parameters that are not None."""
     pools, training = _options(text)
-    last, whole = layout(x), parameters[5] is not None
-    images, gradient = x.contiguous(memory_format=last), g.contiguous(memory_format=last)
-    gradients = launch.backward(gradient, images, parameters, pools, Kept(*kept), training, True, whole=whole)
-    return [part for part in gradients if part is not None]
+    x = in_layout_of(x, x)
+    gradients = launch.backward(in_layout_of(x, g), x, parameters, pools, Kept(*kept), training, True, _key(x, text))
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @torch.library.register_fake("foveal::gates_backward")
 def _(g, x, parameters, kept, text):
-    (n, c), last = x.shape[:2], layout(x)
-    first = x.new_empty((n, 2, c), dtype=torch.float32)
-    if parameters[5] is not None:
-        first = torch.empty_like(x.contiguous(memory_format=last))
-    return [first, *(torch.empty_like(parameter) for parameter in parameters if parameter is not None)]
+    dx = torch.empty_like(in_layout_of(x, x))
+    return [dx, *(torch.empty_like(parameter) for parameter in parameters if parameter is not None)]
 
 
 class _Gates(torch.autograd.Function):
@@ -102,49 +103,46 @@ class _Gates(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
         *parameters, running, updated, numbers, ctx.text = rest
-        kept = torch.ops.foveal.gates_forward.default(x, parameters, running, updated, numbers, ctx.text)
-        ctx.save_for_backward(x, *parameters, *kept)
-        return _multiplied(x, parameters, kept)
+        forward = torch.ops.foveal.gates_forward.default
+        state, maps, moments = forward(x, parameters, running, updated, numbers, ctx.text)
+        spatial = None
+        if running:
+            norm = _moments(parameters, running, numbers[1])
+            spatial, moments = (maps, norm), torch.cat(norm)
+        elif updated:
+            spatial = maps, moments.split(1)
+        ctx.save_for_backward(x, *parameters, state, maps, moments)
+        return _multiplied(x, parameters[4], state, spatial)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, *rest = ctx.saved_tensors
         parameters, kept = rest[:8], rest[8:]
-        first, *found = torch.ops.foveal.gates_backward.default(g, x, parameters, kept, ctx.text)
-        dx = first if parameters[5] is not None else _input_gradient(g, parameters[4], kept[0], first, ctx.text)
+        dx, *found = torch.ops.foveal.gates_backward.default(g, x, parameters, kept, ctx.text)
         gradients = iter(found)
         return dx, *(None if parameter is None else next(gradients) for parameter in parameters), None, None, None, None
 
 
-def _channels(rows: Tensor, i: int, c: int) -> Tensor:
-    """The i-th C numbers of the row of each sample, (N, C, 1, 1)."""
-    return rows[:, i * c : (i + 1) * c, None, None]
+def _moments(parameters: Sequence[Any], running: Sequence[Tensor], eps: float) -> tuple[Tensor, ...]:
+    """Those of the spatial gate in eval mode, each (1,)."""
+    mean, variance, gamma, beta = (tensor.float() for tensor in (*running, *parameters[6:]))
+    inverse = torch.rsqrt(variance + eps)
+    return mean, inverse, gamma * inverse, beta
 
 
-def _multiplied(x: Tensor, parameters: Sequence[Tensor | None], kept: Sequence[Tensor]) -> Tensor:
-    """The gated map."""
-    (n, c, h, w), amount, (state, maps, moments) = x.shape, parameters[4], kept
-    gate = _channels(state, 0, c)
-    if parameters[5] is not None:
-        mean, _, scale, shift = moments.unbind()
+def _multiplied(
+    x: Tensor, amount: Tensor | None, state: Tensor, spatial: tuple[Tensor, Sequence[Tensor]] | None
+) -> Tensor:
+    """The gated map; ``spatial`` are maps and moments of the spatial gate."""
+    n, c, h, w = x.shape
+    gate = state[:, :c, None, None]
+    if spatial is not None:
+        maps, (mean, _, scale, shift) = spatial
         gate = gate * torch.sigmoid((maps[:, 3].view(n, 1, h, w) - mean) * scale + shift)
     if amount is not None:
         gate = 1 + amount.float() * (gate - 1)
     return (x * gate).to(x.dtype)
-
-
-def _input_gradient(g: Tensor, amount: Tensor | None, state: Tensor, pooled: Tensor, text: str) -> Tensor:
-    """Gradient of the input of a channel gate, from that of the output and that of what was pooled, (N, 2, C)."""
-    (_, c, h, w), (pools, _) = g.shape, _options(text)
-    gate = _channels(state, 0, c)
-    total = g * (gate if amount is None else 1 + amount.float() * (gate - 1))
-    if pools.avg:
-        total = total + pooled[:, 0, :, None, None]
-    if pools.max:
-        positions = torch.arange(h * w, device=g.device).view(h, w)
-        total = total + torch.where(_channels(state, 3, c) == positions, pooled[:, 1, :, None, None], 0)
-    return total.to(g.dtype)
 
 
 @torch.library.impl("foveal::gates", "CompositeImplicitAutograd")
@@ -166,4 +164,7 @@ def compiled_gates(x: Tensor, parameters: list[Any], pools: Pools, norm: Norm | 
         statistics = [norm.running_mean, norm.running_var, norm.batches]
         running, updated = ([], statistics) if training else (statistics[:2], [])
     text = f"({pools.avg}, {pools.max}, {training})"
+    for parameter in parameters:
+        kind = "" if parameter is None else f"{parameter.dtype} {tuple(parameter.shape)} {parameter.is_contiguous()}"
+        text += f";{kind}"
     return torch.ops.foveal.gates.default(x, parameters, running, updated, numbers, text)

@@ -18,7 +18,6 @@ from foveal.compat import (
     saved_tensor_hooks_active,
 )
 from foveal.kernels.gates import plain
-from foveal.kernels.gates.pair_conv import pair_conv2d
 from foveal.kernels.gates.plan import layout
 from foveal.kernels.support import DTYPES, fused_available, observed, ordinary, other_derivatives
 
@@ -44,7 +43,7 @@ def fused_gates(
 
     That is the case away from NVIDIA GPUs, for other dtypes, where a tracer, transform or hook must see operators or
     modules, and for layers that are not those the mechanisms were built with. Inside ``torch.compile``, operators
-    compute the gates in training; inference is left to the compiler, which fuses it with what is around it.
+    compute the gates, and the compiler multiplies.
 
     Args:
         x: (N, C, H, W).
@@ -56,7 +55,7 @@ def fused_gates(
         norm: its batch norm.
     """
     compiling = torch.compiler.is_compiling()
-    if compiling and (exporting() or other_derivatives() or not squeeze.training):
+    if compiling and (exporting() or other_derivatives()):
         return None
     if not fused_available(x.device):
         return None
@@ -101,18 +100,6 @@ def _compiled(x: Tensor, pools: Sequence[str], parameters: list[Any], state: Any
     from foveal.kernels.gates.launch import Norm, Pools
 
     return compiled_gates(x, parameters, Pools("avg" in pools, "max" in pools), None if state is None else Norm(*state))
-
-
-def compiled_conv(conv: Any) -> plain.Layer:
-    """``conv`` of a spatial gate, or inside ``torch.compile`` on a GPU the operator that replaces it."""
-    if not torch.compiler.is_compiling() or exporting() or other_derivatives() or not _usual_conv(conv):
-        return conv
-    weight = conv.weight
-    if weight.dtype not in DTYPES or not ordinary(weight) or not fused_available(weight.device):
-        return conv
-    if torch.is_autocast_enabled(weight.device.type):
-        return lambda pair: pair_conv2d(pair, weight)
-    return lambda pair: pair_conv2d(pair, weight).to(weight.dtype)
 
 
 def _usual_conv(conv: Any) -> bool:

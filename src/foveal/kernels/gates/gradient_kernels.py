@@ -6,8 +6,6 @@ Tiles, parts, rows and flags are those of :mod:`.channel_kernels`. Between the k
     hidden:  parts of that of its hidden values, after the ReLU, (N, ROWS, D)
     grads:   sums of both, (N, C + D)
     shares:  with BLEND, but not with SPATIAL: parts of the gradient of the amount, (N, ROWS)
-    pooled:  gradients of what was pooled, if that is all that is wanted of x: of the mean divided by H·W, and of the
-             maximum, (N, 2, C)
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -105,24 +103,6 @@ def _pooled_grad(
             alive = tl.load(state + 4 * C + D + d, mask=exists, other=0.0) > 0
             to_top += into * tl.where(alive, grad, 0.0)[:, None]
     return tl.sum(to_mean, 0) / HW, tl.sum(to_top, 0)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def pooled_grad(
-    pooled, state, w1, logits, hidden, grads, HW, C, D, PARTS, ROWS,
-    AVG: tl.constexpr, MAX: tl.constexpr, BC: tl.constexpr, BD: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """What goes back through the pooling, ``pooled``, and the sums ``grads``."""
-    n, block = tl.program_id(0), tl.program_id(1)
-    c = block * BC + tl.arange(0, BC)
-    known = c < C
-    of_mean, of_top = _pooled_grad(
-        state + n * (4 * C + 2 * D), w1, logits, hidden, grads, n, c, known, True, block, HW, C, D, PARTS, ROWS,
-        AVG, MAX, BC, BD, BR,
-    )  # fmt: skip
-    pooled += n * 2 * C + c
-    tl.store(pooled, of_mean, mask=known)
-    tl.store(pooled + C, of_top, mask=known)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -132,17 +132,17 @@ def _channel_forward(
     return state, (None,) * 5
 
 
-def gates(x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None) -> Kept:
-    """The gates of x alone; arguments as in :func:`forward`."""
-    key = "gates alone", key_of(x, parameters, pools), None if norm is None else norm[3:]
+def gates(
+    x: Tensor, parameters: Sequence[Any], pools: Pools, norm: Norm | None, key: Key | None = None
+) -> Sequence[Tensor | None]:
+    """State, and of a spatial gate maps and, in training, moments; arguments as in :func:`forward`."""
+    whole_key = "gates alone", key or key_of(x, parameters, pools), None if norm is None else norm[3:]
     statistics = (None, None, None) if norm is None else norm[:3]
-    state, maps, moments = taped(key, _gates, (x, *parameters, *statistics), pools, norm)
-    assert state is not None
-    return Kept(state, state if maps is None else maps, state if moments is None else moments)
+    return taped(whole_key, _gates, (x, *parameters, *statistics), pools, norm)
 
 
 def _gates(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """State, and of a spatial gate maps and moments."""
+    """State, and of a spatial gate maps and, in training, moments."""
     weight, gamma, beta = inputs[5:8]
     pools, norm = inputs[-2:]
     plan, n, _, size = plan_for(x, inputs[0].shape[0])
@@ -150,8 +150,10 @@ def _gates(x: Tensor, *inputs: Any) -> tuple[Tensor, Tensor | None, Tensor | Non
     if norm is None:
         return state, None, None
     maps, spread = _spatial_forward(x, state, weight, norm.training, plan)
+    if not norm.training:
+        return state, maps, None
     moments = empty((4,), torch.float32, x.device)
-    numbers = n * size, spread.shape[1], norm.momentum, norm.eps, norm.training, convolution.MOMENTS
+    numbers = n * size, spread.shape[1], norm.momentum, norm.eps, convolution.MOMENTS
     launch(spatial.norm, (1,), (spread, gamma, beta, *norm[:3], moments), numbers)
     return state, maps, moments
 
@@ -165,15 +167,14 @@ def _spatial_forward(x: Tensor, state: Tensor, weight: Tensor, training: bool, p
     launch(spatial.pool_channels, (ceil(size, across[0]), n), (x, state, maps), sizes, num_warps=8)
     blocks = ceil(size, convolution.COLUMNS)
     spread = empty((3, n * blocks), torch.float32, x.device)
-    steps = 4 * size, 4 * size, 3 * size, *convolution.strides(weight)
-    sizes = h, w, *steps, weight.shape[-1], training, convolution.COLUMNS
-    launch(spatial.convolve, (n, blocks), (maps, weight, maps, spread), sizes)
+    sizes = h, w, *convolution.strides(weight), weight.shape[-1], training, convolution.COLUMNS
+    launch(spatial.convolve, (n, blocks), (maps, weight, spread), sizes)
     return maps, spread
 
 
 def backward(
     g: Tensor, x: Tensor, parameters: Sequence[Any], pools: Pools, kept: Kept, training: bool, of_parameters: bool,
-    key: Key | None = None, whole: bool = True,
+    key: Key | None = None,
 ) -> list[Tensor | None]:  # fmt: skip
     """Gradients of x and all parameters, from that of the output.
 
@@ -186,17 +187,16 @@ def backward(
         training: whether the norm of the spatial gate used the statistics of the batch.
         of_parameters: whether those of the parameters are needed; otherwise they have no meaning.
         key: as there.
-        whole: without a spatial gate, False returns ``pooled`` of :mod:`.gradient_kernels` in place of that of x.
     """
-    whole_key = "gates backward", key or key_of(x, parameters, pools), training, of_parameters, whole
+    whole_key = "gates backward", key or key_of(x, parameters, pools), training, of_parameters
     of_spatial = (None, None) if parameters[5] is None else kept[1:]
     tensors = (g, x, *parameters, kept.state, *of_spatial)
-    return list(taped(whole_key, _backward, tensors, pools, training, of_parameters, whole))
+    return list(taped(whole_key, _backward, tensors, pools, training, of_parameters))
 
 
 def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     """As :func:`backward`."""
-    parameters, (state, maps, moments), (pools, training, of_parameters, whole) = inputs[:8], inputs[8:11], inputs[11:]
+    parameters, (state, maps, moments), (pools, training, of_parameters) = inputs[:8], inputs[8:11], inputs[11:]
     w1, _, w2, _, amount, weight, _, _ = parameters
     hidden = w1.shape[0]
     plan, n, c, size = plan_for(x, hidden)
@@ -216,16 +216,11 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
     sizes: tuple[int, ...] = size, c, hidden, *plan.steps, turns, *flags, *plan.tile, plan.hidden
     tensors: tuple[Any, ...] = g, x, state, w2, logits, of_hidden, shares, amount, maps, dmaps, moments
     launch(channel_grad.gate_grad, grid, tensors, sizes, **options)
-    if whole:
-        first = empty_like(x)
-        grid, turns = plan.write
-        sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
-        tensors = g, first, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
-        launch(channel_grad.input_grad, grid, tensors, sizes, **options)
-    else:
-        first = empty((n, 2, c), torch.float32, x.device)
-        sizes = size, c, hidden, parts, rows, *pools, plan.tile[1], plan.hidden, ROWS
-        launch(channel_grad.pooled_grad, grid[:2], (first, state, w1, logits, of_hidden, grads), sizes, num_warps=8)
+    dx = empty_like(x)
+    grid, turns = plan.write
+    sizes = size, c, hidden, *plan.steps, turns, parts, rows, *pools, *flags, *plan.tile, deep, ROWS
+    tensors = g, dx, state, w1, logits, of_hidden, grads, amount, maps, dmaps, moments
+    launch(channel_grad.input_grad, grid, tensors, sizes, **options)
     if of_parameters:
         count, columns = (0, 0) if taps is None else taps.shape
         extra = ceil(columns, WEIGHTS[4])
@@ -233,7 +228,7 @@ def _backward(g: Tensor, x: Tensor, *inputs: Any) -> list[Tensor | None]:
         sizes = n, c, hidden, rows, count, columns, extra, *pools, *flags, *WEIGHTS
         tensors = state, grads, shares, taps, *gradients[:6]
         launch(channel_grad.parameter_grad, (programs,), tensors, sizes)
-    return [first, *gradients]
+    return [dx, *gradients]
 
 
 def _spatial_backward(
@@ -253,6 +248,5 @@ def _spatial_backward(
     sizes: tuple[int, ...] = size, c, state.shape[1], *plan.steps, turns, amount is not None, *plan.across
     launch(spatial.spatial_grad, grid, (g, x, state, maps, dmaps, moments, amount, sums), sizes, num_warps=8)
     norm = sums, moments, gradients[6], gradients[7], gradients[4]
-    steps = 4 * size, 3 * size, 3 * size, size
-    taps = convolution.gradient(dmaps, maps, weight, dmaps, h, w, steps, norm, parts, training, of_parameters)
+    taps = convolution.gradient(dmaps, maps, weight, h, w, norm, parts, training, of_parameters)
     return dmaps, taps

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from foveal.compat import exporting, only_computes
-from foveal.kernels.support import DTYPES, fused_available, ordinary, other_derivatives
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -28,8 +27,6 @@ def channel_gate(x: Tensor, pools: Sequence[str], squeeze: Layer, excite: Layer)
     dtype = _own_dtype(squeeze, excite) if torch.compiler.is_compiling() and not exporting() else None
     if dtype is None:
         return _perceptron(pooled, squeeze, excite)
-    if not torch.is_grad_enabled() and _fusable(x, pools, squeeze, excite):
-        return _fused_perceptron(dict(zip(pools, pooled, strict=True)), squeeze, excite)
     # The products are tiny. Autocast would launch four kernels that round their weights and biases.
     with torch.autocast(x.device.type, enabled=False):
         return _perceptron([pool.to(dtype) for pool in pooled], squeeze, excite)
@@ -41,29 +38,6 @@ def _own_dtype(*layers: Layer) -> torch.dtype | None:
         return None
     dtypes = {layer.weight.dtype for layer in layers}  # type: ignore[attr-defined]
     return dtypes.pop() if len(dtypes) == 1 else None
-
-
-def _fusable(x: Tensor, pools: Sequence[str], squeeze: Any, excite: Any) -> bool:
-    """Whether an operator can compute the perceptron in an inference that is compiled."""
-    parameters = squeeze.weight, squeeze.bias, excite.weight, excite.bias
-    return (
-        fused_available(x.device)
-        and not other_derivatives()
-        and ordinary(*parameters)  # also that there are biases
-        and squeeze.weight.dtype in DTYPES
-        and squeeze.weight.shape[1] == x.shape[1] == len(excite.weight)
-        and len(squeeze.weight) == excite.weight.shape[1]
-        and len(set(pools)) == len(pools)
-    )
-
-
-def _fused_perceptron(pooled: dict[str, Tensor], squeeze: Any, excite: Any) -> Tensor:
-    """The same as an operator of a compiled graph."""
-    from foveal.kernels.gates import perceptron  # noqa: F401  (registers it)
-
-    parameters = squeeze.weight, squeeze.bias, excite.weight, excite.bias
-    gate: Tensor = torch.ops.foveal.gate_perceptron.default(pooled.get("avg"), pooled.get("max"), *parameters)
-    return gate
 
 
 def _perceptron(pooled: list[Tensor], squeeze: Layer, excite: Layer) -> Tensor:

@@ -6,9 +6,8 @@ What is as large as a map of one channel lies in four maps of float32 a sample, 
 
 and their gradients in three, (N, 3, H·W): of the norm's output, of the maximum, of the mean. The gate is computed from
 the convolution's output wherever it is needed, by ``moments`` (4,): mean, 1/deviation, weight/deviation, bias. Tiles
-and flags are those of :mod:`.channel_kernels`. The convolution is also an operator of its own: its kernels take the
-distance between samples of each argument, OUT_AT, where the first of the output is, and MEAN_AT and TAP_STEP, the
-strides of the weight, which may be channels-last.
+and flags are those of :mod:`.channel_kernels`. MEAN_AT and TAP_STEP are the strides of the convolution's weight, which
+may be channels-last.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,8 +18,8 @@ import triton
 import triton.language as tl
 
 SIZES = (
-    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "BLOCKS", "CHUNKS", "EXTRA", "PAIR_STEP", "OUT_STEP", "G_STEP",
-    "OUT_AT", "MEAN_AT", "TAP_STEP", "momentum", "eps",
+    "M", "HW", "H", "W", "ROW", "STEPS", "PARTS", "BLOCKS", "CHUNKS", "EXTRA", "MEAN_AT", "TAP_STEP", "momentum",
+    "eps",
 )  # fmt: skip
 """As in :mod:`.channel_kernels`."""
 
@@ -55,14 +54,14 @@ def pool_channels(x, state, maps, HW, C, ROW, SP, SC, BP: tl.constexpr, BC: tl.c
 
 @triton.jit(do_not_specialize=SIZES)
 def convolve(
-    pair, weight, out, partial, H, W, PAIR_STEP, OUT_STEP, OUT_AT, MEAN_AT, TAP_STEP,
+    maps, weight, partial, H, W, MEAN_AT, TAP_STEP,
     K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """The convolution; in training also count, mean and sum of squared deviations of its output, partial (3, parts)."""
     n, HW = tl.program_id(0), H * W
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     here, row, column = p < HW, p // W, p % W
-    pair += n.to(tl.int64) * PAIR_STEP
+    maps += n.to(tl.int64) * 4 * HW
     total = tl.zeros((BP,), tl.float32)
     for i in range(K):
         y = row + i - K // 2
@@ -70,12 +69,11 @@ def convolve(
         for j in tl.static_range(K):
             z = column + j - K // 2
             inside = line & (z >= 0) & (z < W)
-            at = pair + y * W + z
+            at = maps + y * W + z
             factor = weight + (i * K + j) * TAP_STEP
-            total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0).to(tl.float32)
-            value = tl.load(at + HW, mask=inside, other=0.0).to(tl.float32)
-            total += tl.load(factor + MEAN_AT).to(tl.float32) * value
-    tl.store(out + n.to(tl.int64) * OUT_STEP + OUT_AT + p, total, mask=here)
+            total += tl.load(factor).to(tl.float32) * tl.load(at, mask=inside, other=0.0)
+            total += tl.load(factor + MEAN_AT).to(tl.float32) * tl.load(at + HW, mask=inside, other=0.0)
+    tl.store(maps + 3 * HW + p, total, mask=here)
     if TRAINING:
         count = tl.sum(here.to(tl.float32), 0)
         mean = tl.sum(tl.where(here, total, 0.0), 0) / count
@@ -130,14 +128,9 @@ def _moments(
 
 
 @triton.jit(do_not_specialize=SIZES)
-def norm(
-    partial, gamma, beta, running_mean, running_var, batches, moments, M, PARTS, momentum, eps,
-    TRAINING: tl.constexpr, BR: tl.constexpr,
-):  # fmt: skip
-    """``moments`` of the convolution's output, and in training new running statistics."""
-    _moments(
-        partial, gamma, beta, running_mean, running_var, batches, moments, True, M, PARTS, momentum, eps, TRAINING, BR
-    )
+def norm(partial, gamma, beta, running_mean, running_var, batches, moments, M, PARTS, momentum, eps, BR: tl.constexpr):
+    """``moments`` of the convolution's output, and new running statistics."""
+    _moments(partial, gamma, beta, running_mean, running_var, batches, moments, True, M, PARTS, momentum, eps, True, BR)
 
 
 @triton.jit
@@ -193,42 +186,39 @@ def spatial_grad(
 
 @triton.jit(do_not_specialize=SIZES)
 def convolution_grad(
-    g, pair, weight, dpair, taps, partial, moments, dgamma, dbeta, damount,
-    M, H, W, PAIR_STEP, G_STEP, OUT_STEP, OUT_AT, MEAN_AT, TAP_STEP, STEPS, BLOCKS, CHUNKS, EXTRA, PARTS,
-    K: tl.constexpr, WEIGHT: tl.constexpr, NORM: tl.constexpr, TRAINING: tl.constexpr, BLEND: tl.constexpr,
+    dmaps, maps, weight, taps, partial, moments, dgamma, dbeta, damount,
+    M, H, W, MEAN_AT, TAP_STEP, STEPS, BLOCKS, CHUNKS, EXTRA, PARTS,
+    K: tl.constexpr, WEIGHT: tl.constexpr, TRAINING: tl.constexpr, BLEND: tl.constexpr,
     BP: tl.constexpr, BT: tl.constexpr, BQ: tl.constexpr, BR: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the maximum and the mean over channels; with WEIGHT, the first EXTRA programs compute that of it.
 
-    With NORM, ``g`` is the gradient of the norm's output, and the first program stores those of its parameters and,
-    with BLEND, of the amount. BLOCKS of positions follow each other for each sample, and CHUNKS where the gradient of
-    the weight is computed.
+    The first program stores those of the norm's parameters and, with BLEND, of the amount. BLOCKS of positions follow
+    each other for each sample, and CHUNKS where the gradient of the weight is computed.
     """
     program = tl.program_id(0)
-    # The gradient of the convolution's output is g·scale − offset − (output − mean)·slope.
-    scale, offset, mean, slope = 1.0, 0.0, 0.0, 0.0
-    if NORM:
-        mean, scale = tl.load(moments), tl.load(moments + 2)
-        of_beta, of_gamma, of_amount = _norm_grad(partial, PARTS, BLEND, BR)
-        offset, slope = of_beta / M * scale, of_gamma / M * scale * tl.load(moments + 1)
-        if program == 0:
-            tl.store(dbeta, of_beta.to(dbeta.dtype.element_ty))
-            tl.store(dgamma, of_gamma.to(dgamma.dtype.element_ty))
-            if BLEND:
-                tl.store(damount, of_amount.to(damount.dtype.element_ty))
+    # The gradient of the convolution's output is that of the norm's·scale − offset − (output − mean)·slope.
+    mean, scale = tl.load(moments), tl.load(moments + 2)
+    of_beta, of_gamma, of_amount = _norm_grad(partial, PARTS, BLEND, BR)
+    offset, slope = of_beta / M * scale, of_gamma / M * scale * tl.load(moments + 1)
+    if program == 0:
+        tl.store(dbeta, of_beta.to(dbeta.dtype.element_ty))
+        tl.store(dgamma, of_gamma.to(dgamma.dtype.element_ty))
+        if BLEND:
+            tl.store(damount, of_amount.to(damount.dtype.element_ty))
     program -= EXTRA
     if program >= 0:
         n = (program // BLOCKS).to(tl.int64)
         _pair_grad(
-            g + n * G_STEP, pair + n * PAIR_STEP, weight, dpair + n * OUT_STEP + OUT_AT, program % BLOCKS, H, W,
-            scale, offset, mean, slope, MEAN_AT, TAP_STEP, K, NORM and TRAINING, BP,
+            dmaps + n * 3 * H * W, maps + n * 4 * H * W, weight, program % BLOCKS, H, W, scale, offset, mean, slope,
+            MEAN_AT, TAP_STEP, K, TRAINING, BP,
         )  # fmt: skip
     elif WEIGHT:
         chunk = program + EXTRA
         n = (chunk // CHUNKS).to(tl.int64)
         _weight_grad(
-            g + n * G_STEP, pair + n * PAIR_STEP, taps + chunk * 2 * K * K, chunk % CHUNKS, H, W,
-            scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS, K, NORM and TRAINING, BT, BQ,
+            dmaps + n * 3 * H * W, maps + n * 4 * H * W, taps + chunk * 2 * K * K, chunk % CHUNKS, H, W,
+            scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS, K, TRAINING, BT, BQ,
         )  # fmt: skip
 
 
@@ -246,19 +236,19 @@ def _norm_grad(partial, PARTS, BLEND: tl.constexpr, BR: tl.constexpr):
 
 
 @triton.jit
-def _output_grad(g, pair, at, inside, HW, scale, offset, mean, slope, BATCH: tl.constexpr):
-    """Gradient of the convolution's output; with BATCH statistics it lies after ``pair`` and the maximum's channel."""
-    gradient = tl.load(g + at, mask=inside, other=0.0).to(tl.float32) * scale
-    if BATCH:
-        output = tl.load(pair + 3 * HW + at, mask=inside, other=0.0)
+def _output_grad(dmaps, maps, at, inside, HW, scale, offset, mean, slope, TRAINING: tl.constexpr):
+    """Gradient of the convolution's output."""
+    gradient = tl.load(dmaps + at, mask=inside, other=0.0) * scale
+    if TRAINING:
+        output = tl.load(maps + 3 * HW + at, mask=inside, other=0.0)
         gradient = tl.where(inside, gradient - offset - (output - mean) * slope, 0.0)
     return gradient
 
 
 @triton.jit
 def _pair_grad(
-    g, pair, weight, dpair, block, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP,
-    K: tl.constexpr, BATCH: tl.constexpr, BP: tl.constexpr,
+    dmaps, maps, weight, block, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP,
+    K: tl.constexpr, TRAINING: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the maximum and the mean at BP positions of one sample."""
     HW = H * W
@@ -271,18 +261,18 @@ def _pair_grad(
         for j in tl.static_range(K):
             z = column - j + K // 2
             inside = line & (z >= 0) & (z < W)
-            gradient = _output_grad(g, pair, y * W + z, inside, HW, scale, offset, mean, slope, BATCH)
+            gradient = _output_grad(dmaps, maps, y * W + z, inside, HW, scale, offset, mean, slope, TRAINING)
             factor = weight + (i * K + j) * TAP_STEP
             of_max += tl.load(factor).to(tl.float32) * gradient
             of_mean += tl.load(factor + MEAN_AT).to(tl.float32) * gradient
-    tl.store(dpair + p, of_max.to(dpair.dtype.element_ty), mask=here)
-    tl.store(dpair + HW + p, of_mean.to(dpair.dtype.element_ty), mask=here)
+    tl.store(dmaps + HW + p, of_max, mask=here)
+    tl.store(dmaps + 2 * HW + p, of_mean, mask=here)
 
 
 @triton.jit
 def _weight_grad(
-    g, pair, taps, chunk, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS,
-    K: tl.constexpr, BATCH: tl.constexpr, BT: tl.constexpr, BQ: tl.constexpr,
+    dmaps, maps, taps, chunk, H, W, scale, offset, mean, slope, MEAN_AT, TAP_STEP, STEPS,
+    K: tl.constexpr, TRAINING: tl.constexpr, BT: tl.constexpr, BQ: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the weight from STEPS tiles of BQ positions of one sample: ``taps``, laid out as the weight is."""
     HW = H * W
@@ -294,10 +284,10 @@ def _weight_grad(
     for i in range(STEPS):
         p = (chunk * STEPS + i) * BQ + tl.arange(0, BQ)
         here = p < HW
-        gradient = _output_grad(g, pair, p, here, HW, scale, offset, mean, slope, BATCH)
+        gradient = _output_grad(dmaps, maps, p, here, HW, scale, offset, mean, slope, TRAINING)
         y, z = (p // W)[None, :] + down[:, None], (p % W)[None, :] + right[:, None]
         inside = here[None, :] & used[:, None] & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        value = tl.load(pair + shift[:, None] + p[None, :], mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(maps + shift[:, None] + p[None, :], mask=inside, other=0.0)
         total += value * gradient[None, :]
     to = source * MEAN_AT + tap % (K * K) * TAP_STEP
     tl.store(taps + to, tl.sum(total, 1), mask=used)
