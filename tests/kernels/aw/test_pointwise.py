@@ -46,7 +46,7 @@ def make(channels=(8, 24), **options):
     return layer.to(DEVICE)
 
 
-def images(n=3, channels=8, size=(7, 6)):
+def images(n=6, channels=8, size=(7, 6)):
     torch.manual_seed(1)
     return torch.randn(n, channels, *size, device=DEVICE).to(memory_format=torch.channels_last)
 
