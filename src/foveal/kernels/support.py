@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -69,6 +69,15 @@ def other_derivatives() -> bool:
 def ordinary(*tensors: Any) -> bool:
     """Whether all are tensors of PyTorch's own classes, whose memory a kernel can read."""
     return all(type(tensor) in KINDS for tensor in tensors)
+
+
+def described(tensors: Sequence[Tensor | None]) -> str:
+    """Dtypes, sizes and strides in one string, which a compiler makes once; an operator makes a key of it."""
+    text = ""
+    for tensor in tensors:
+        kind = "" if tensor is None else f"{tensor.dtype} {tuple(tensor.shape)} {tuple(tensor.stride())}"
+        text += f";{kind}"
+    return text
 
 
 def observed(*tensors: Tensor) -> bool:

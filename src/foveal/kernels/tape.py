@@ -152,6 +152,19 @@ def taped(
     return results
 
 
+def repeated(key: Hashable, tensors: Sequence[Tensor | None]) -> Sequence[Tensor | None] | None:
+    """What :func:`taped` returns from a tape; None if there is none, or it cannot be used now.
+
+    To be asked first where it takes time to make the options of the function.
+    """
+    tape, first = _tapes.get(key), tensors[0]
+    if tape is None or _state.recording is not None or first is None:
+        return None
+    if first.is_cuda and first.get_device() != torch.cuda.current_device():
+        return None
+    return tape(tensors)
+
+
 def forget() -> None:
     """Drop all tapes: other launches may be the right ones now."""
     _tapes.clear()

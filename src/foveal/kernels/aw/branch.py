@@ -10,7 +10,7 @@ well. The plain form, :func:`plain_multiplier`, is the reference and gives secon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -238,17 +238,18 @@ def branch_key(name: str, x: Tensor, parameters: Parameters, branch: Branch) -> 
     )  # fmt: skip
 
 
-def forward(x: Tensor, parameters: Parameters, branch: Branch) -> tuple[Tensor, Tensor]:
-    """The multiplier of x, in channels last, and what is kept for its gradient."""
+def forward(x: Tensor, parameters: Parameters, branch: Branch, key: Hashable = None) -> tuple[Tensor, Tensor]:
+    """The multiplier of x, in channels last, and what is kept for its gradient; with a key of one's own for both."""
     tensors = (x, *parameters, *branch.norm1[:3], *branch.norm2[:3])
-    return taped(branch_key("aw branch", x, parameters, branch), _forward, tensors, branch)  # type: ignore[return-value]
+    key = key or branch_key("aw branch", x, parameters, branch)
+    return taped(key, _forward, tensors, branch)  # type: ignore[return-value]
 
 
 def backward(
-    g: Tensor, x: Tensor, kept: Tensor, parameters: Parameters, branch: Branch, of_input: bool
+    g: Tensor, x: Tensor, kept: Tensor, parameters: Parameters, branch: Branch, of_input: bool, key: Hashable = None
 ) -> tuple[Tensor | None, Tensor]:
     """Gradient of x, and the buffer with those of the parameters; from that of the multiplier, in channels last."""
-    key = *branch_key("aw branch backward", x, parameters, branch), g.dtype, of_input
+    key = key or (*branch_key("aw branch backward", x, parameters, branch), g.dtype, of_input)
     tensors = (g, kept, *parameters)
     return taped(key, _backward, tensors, branch, x.shape, x.dtype, of_input)  # type: ignore[return-value]
 

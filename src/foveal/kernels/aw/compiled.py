@@ -37,6 +37,8 @@ from foveal.kernels.aw.geometry import channels_last, groups_together, out_size
 from foveal.kernels.aw.site import Convolution
 from foveal.kernels.copies import packed_shape
 from foveal.kernels.parts import starts
+from foveal.kernels.support import described
+from foveal.kernels.tape import repeated
 
 INPUTS = (
     "Tensor x, Tensor weight, Tensor? bias, Tensor[] parameters, Tensor? amount, Tensor[] running,"
@@ -59,7 +61,7 @@ DEVICES = ("cuda", "cpu")  # on a CPU only in Triton's interpreter
 
 
 class Options:
-    """What an AW site computes, beside its tensors, as the text that the operators take.
+    """What an AW site computes, beside its tensors, as the first part of the text that the operators take.
 
     Attributes:
         training: whether the norms take the statistics of the batch, and update the running ones.
@@ -69,7 +71,7 @@ class Options:
     """
 
     def __init__(self, text: str) -> None:
-        self.training, self.residual, self.size, conv = ast.literal_eval(text)
+        self.training, self.residual, self.size, conv = ast.literal_eval(text.partition(";")[0])
         self.conv = None if conv is None else Convolution(*conv)
 
     def branch(self, x: Tensor, numbers: list[float], statistics: Sequence[Tensor | None] = (None,) * 6) -> Branch:
@@ -114,6 +116,12 @@ def _all(parameters: Sequence[Tensor], amount: Tensor | None) -> Parameters:
     return Parameters(w1, gamma1, beta1, w2, gamma2, beta2, amount)
 
 
+def _key(name: str, x: Tensor, numbers: list[float], text: str, *more: Any) -> tuple[Any, ...]:
+    """Of a tape; ``text`` says what there is to know of the parameters."""
+    exact = x.dtype == torch.float32 and not torch.backends.cuda.matmul.allow_tf32
+    return name, text, *numbers, x.shape, x.dtype, x.get_device(), exact, *more
+
+
 @torch.library.impl("foveal::aw_site_forward", DEVICES)
 def aw_site_forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, parameters: list[Tensor], amount: Tensor | None,
@@ -132,11 +140,15 @@ def aw_site_forward(
         numbers: momentum and epsilon of both norms; the compiler may replace numbers by symbols.
         text: see :class:`Options`.
     """
-    options = options_of(text)
-    made = options.branch(x, numbers, _statistics(running, updated))
-    conv = cast(Convolution, options.conv)
-    out, multiplier, kept, kernel = site.forward(channels_last(x), weight, bias, _all(parameters, amount), made, conv)
-    return out, multiplier, kept, x.new_empty(0) if kernel is None else kernel
+    bias = None if bias is None else bias.contiguous()
+    x, key, statistics = channels_last(x), _key("aw site", x, numbers, text), _statistics(running, updated)
+    results = repeated(key, (x, weight, bias, *parameters, amount, *statistics))
+    if results is None:
+        options = options_of(text)
+        made, conv = options.branch(x, numbers, statistics), cast(Convolution, options.conv)
+        results = site.forward(x, weight, bias, _all(parameters, amount), made, conv, key)
+    out, multiplier, kept, kernel = results
+    return out, multiplier, kept, x.new_empty(0) if kernel is None else kernel  # type: ignore[return-value]
 
 
 @torch.library.register_fake("foveal::aw_site_forward")
@@ -158,11 +170,15 @@ def aw_site_backward(
     numbers: list[float], text: str, of_input: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the input (empty unless ``of_input``), of the kernel, and of all parameters of the branch."""
-    options, (multiplier, of_branch, kernel) = options_of(text), kept
+    g, x, (multiplier, of_branch, kernel) = channels_last(g), channels_last(x), kept
     saved = multiplier, of_branch, kernel if kernel.numel() else None
-    tensors = channels_last(g), channels_last(x), weight, saved, _all(parameters, amount)
-    conv = cast(Convolution, options.conv)
-    dx, dw, gradients = site.backward(*tensors, options.branch(x, numbers), conv, of_input, True)
+    key = _key("aw site backward", x, numbers, text, of_input)
+    results = repeated(key, (g, x, weight, *saved, *parameters, amount))
+    if results is None:
+        options = options_of(text)
+        made, conv = options.branch(x, numbers), cast(Convolution, options.conv)
+        results = site.backward(g, x, weight, saved, _all(parameters, amount), made, conv, of_input, True, key)
+    dx, dw, gradients = results
     return g.new_empty(0) if dx is None else dx, dw, gradients  # type: ignore[return-value]
 
 
@@ -216,8 +232,12 @@ def aw_branch_forward(
 
     The other arguments are those of :func:`aw_site_forward`.
     """
-    made = options_of(text).branch(x, numbers, _statistics(running, updated))
-    return branch.forward(channels_last(x), _all(parameters, amount), made)
+    x, key, statistics = channels_last(x), _key("aw branch", x, numbers, text), _statistics(running, updated)
+    results = repeated(key, (x, *parameters, amount, *statistics))
+    if results is None:
+        made = options_of(text).branch(x, numbers, statistics)
+        results = branch.forward(x, _all(parameters, amount), made, key)
+    return results  # type: ignore[return-value]
 
 
 @torch.library.register_fake("foveal::aw_branch_forward")
@@ -231,9 +251,13 @@ def aw_branch_backward(
     text: str, of_input: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of the input (empty unless ``of_input``), and of all parameters."""
-    made = options_of(text).branch(x, numbers)
-    dx, gradients = branch.backward(channels_last(g), x, kept, _all(parameters, amount), made, of_input)
-    return g.new_empty(0) if dx is None else dx, gradients
+    g, key = channels_last(g), _key("aw branch backward", x, numbers, text, g.dtype, of_input)
+    results = repeated(key, (g, kept, *parameters, amount))
+    if results is None:
+        made = options_of(text).branch(x, numbers)
+        results = branch.backward(g, x, kept, _all(parameters, amount), made, of_input, key)
+    dx, gradients = results
+    return g.new_empty(0) if dx is None else dx, gradients  # type: ignore[return-value]
 
 
 @torch.library.register_fake("foveal::aw_branch_backward")
@@ -287,7 +311,7 @@ def compiled_multiplier(
     known = _tensors(modules, size)
     if known is None:
         return None
-    text = f"({known.training}, {residual}, {size}, None)"
+    text = f"({known.training}, {residual}, {size}, None)" + described([*known.parameters, amount])
     return torch.ops.foveal.aw_branch.default(
         x, known.parameters, amount, known.running, known.updated, known.numbers, text
     )
@@ -334,6 +358,7 @@ def compiled_site(
         return None
     conv = f"({tuple(stride)}, {tuple(padding)}, {tuple(dilation)}, {groups})"
     text = f"({known.training}, {residual}, {tuple(size)}, {conv})"
+    text += described([weight, bias, *known.parameters, amount])
     return torch.ops.foveal.aw_site.default(
         x, weight, bias, known.parameters, amount, known.running, known.updated, known.numbers, text
     )

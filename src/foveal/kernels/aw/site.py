@@ -6,7 +6,7 @@ than the GPU. Where somebody looks at operators or a second derivative is wanted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,11 +74,13 @@ Kept = tuple[Tensor, Tensor, Tensor | None]
 
 
 def forward(
-    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, branch: Branch, conv: Convolution
-) -> tuple[Tensor, *Kept]:
-    """The convolution of x, in channels last, and what is kept for its gradient."""
+    x: Tensor, weight: Tensor, bias: Tensor | None, parameters: Parameters, branch: Branch, conv: Convolution,
+    key: Hashable = None,
+) -> tuple[Tensor, *Kept]:  # fmt: skip
+    """The convolution of x, in channels last, and what is kept for its gradient; with a key of one's own for both."""
     bias = None if bias is None else bias.contiguous()
-    key = *_key("aw site", x, weight, parameters, branch, conv), None if bias is None else bias.dtype
+    if key is None:
+        key = *_key("aw site", x, weight, parameters, branch, conv), None if bias is None else bias.dtype
     one, two = branch.norm1, branch.norm2
     tensors = (x, weight, bias, *parameters, *one[:3], *two[:3])
     if x.is_cuda and not known(key):
@@ -101,13 +103,14 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> tupl
 
 def backward(
     g: Tensor, x: Tensor, weight: Tensor, kept: Kept, parameters: Parameters, branch: Branch, conv: Convolution,
-    of_input: bool, of_branch: bool,
+    of_input: bool, of_branch: bool, key: Hashable = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of x and weight, and the buffer with those of the branch; from ∂O and x in channels last.
 
     With ``of_branch`` all but ``of_input`` are computed; without it, that of the weight.
     """
-    key = *_key("aw site backward", x, weight, parameters, branch, conv), kept[2] is None, of_input, of_branch
+    if key is None:
+        key = *_key("aw site backward", x, weight, parameters, branch, conv), kept[2] is None, of_input, of_branch
     tensors = (g, x, weight, *kept, *parameters)
     return taped(key, _backward, tensors, branch, conv, of_input, of_branch)  # type: ignore[return-value]
 

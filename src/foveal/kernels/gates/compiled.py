@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from foveal.kernels.gates import launch
 from foveal.kernels.gates.launch import Kept, Key, Norm, Pools
-from foveal.kernels.support import in_layout_of
+from foveal.kernels.support import described, in_layout_of
 
 INPUTS = "Tensor x, Tensor?[] parameters, Tensor[] running, Tensor(a!)[] updated, float[] numbers, str options"
 OPERATORS = {
@@ -163,8 +163,5 @@ def compiled_gates(x: Tensor, parameters: list[Any], pools: Pools, norm: Norm | 
         numbers, training = [norm.momentum, norm.eps], norm.training
         statistics = [norm.running_mean, norm.running_var, norm.batches]
         running, updated = ([], statistics) if training else (statistics[:2], [])
-    text = f"({pools.avg}, {pools.max}, {training})"
-    for parameter in parameters:
-        kind = "" if parameter is None else f"{parameter.dtype} {tuple(parameter.shape)} {parameter.is_contiguous()}"
-        text += f";{kind}"
+    text = f"({pools.avg}, {pools.max}, {training})" + described(parameters)
     return torch.ops.foveal.gates.default(x, parameters, running, updated, numbers, text)
