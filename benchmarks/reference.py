@@ -2,15 +2,18 @@
 
     foveal bench reference                      # this machine
     python benchmarks/reference.py --whole --csv results/bench-reference.csv
+    python benchmarks/reference.py --table hattnet/table1-ours --jobs 8 --csv results/bench-reference.csv
 
 Prints images painted a second for each dataset and, for each model, triples trained a second beside the same loop on
 one repeated batch: the difference is the share of time spent waiting for data. ``--whole`` also times one whole run,
-from the command to its last line.
+from the command to its last line. ``--table`` times every run of a table instead, with --jobs of them side by side;
+--rows keeps their rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import itertools
 import json
 import os
@@ -92,12 +95,29 @@ def whole_run(recipe: str = WHOLE) -> dict[str, float]:
         return {"seconds": seconds, "ms_per_step": 1e3 * result["step_seconds"]}
 
 
+def whole_table(table: str, seeds: int, jobs: int, rows: Path | None, overrides: list[str]) -> tuple[int, float]:
+    """Number of runs of a table, and seconds from the command that makes them to its last line."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "foveal", "reproduce", table, "--seeds", str(seeds), "--jobs", str(jobs)]
+        start = time.perf_counter()
+        done = subprocess.run([*command, "--out", folder, "--csv", str(rows or f"{folder}/rows.csv"), *overrides])
+        seconds = time.perf_counter() - start
+        if done.returncode:
+            sys.exit(done.returncode)
+        return len(list(Path(folder).rglob("result.json"))), seconds
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=None, help="images to paint (15,000 on a GPU, 2,000 on a CPU)")
     parser.add_argument("--steps", type=int, default=None, help="training steps a model (200 on a GPU, 5 on a CPU)")
     parser.add_argument("--batch", type=int, default=200)
     parser.add_argument("--whole", action="store_true", help=f"also time a whole run of {WHOLE}; needs MNIST")
+    parser.add_argument("--table", help="time every run of this table instead")
+    parser.add_argument("--seeds", type=int, default=3, help="of the table")
+    parser.add_argument("--jobs", type=int, default=8, help="runs of the table side by side")
+    parser.add_argument("--rows", type=Path, help="add the rows of the table to this file")
+    parser.add_argument("overrides", nargs="*", help="of the table's recipes")
     parser.add_argument("--csv", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -106,6 +126,15 @@ def main() -> None:
     root = data_root()
     rows: list[dict[str, object]] = []
     where = {"hardware": hardware(device), "torch": torch.__version__}
+    if options.table:
+        runs, seconds = whole_table(options.table, options.seeds, options.jobs, options.rows, options.overrides)
+        what = " ".join([f"table {options.table}, {runs} runs, {options.jobs} at once", *options.overrides])
+        print(f"{what} {seconds / 60:.1f} min")
+        if options.csv:
+            known = list(csv.DictReader(options.csv.open(encoding="utf-8"))) if options.csv.exists() else []
+            kept = [row for row in known if row["what"] != what]
+            write_rows(options.csv, [*kept, {"what": what, "value": round(seconds, 1), "unit": "seconds", **where}])
+        return
     for name in ("mref", "mdist") + (("mbg",) if root and (root / "backgrounds").exists() else ()):
         speed = paint(name, images, device, root)
         print(f"paint {name:6} {speed:10,.0f} images/s   15,000 images in {15_000 / speed:6.1f} s")
