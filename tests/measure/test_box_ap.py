@@ -133,6 +133,9 @@ def test_bad_input():
         box_ap([one(BOX, label=2)], [one(BOX)], 1)
     with pytest.raises(UserError, match="as many labels"):
         box_ap([one(BOX) | {"labels": torch.tensor([1, 1])}], [one(BOX)], 1)
+    for box in ([3, 3, 3, 9], [9, 3, 3, 9], [0, 0, math.nan, 9]):
+        with pytest.raises(UserError, match="image 0: expected true boxes"):
+            box_ap([nothing()], [one(box)], 1)
 
 
 def test_without_faster_coco_eval(monkeypatch):

@@ -100,6 +100,8 @@ def _rows(number: int, found: Mapping[str, Tensor], target: Mapping[str, Tensor]
     true, classes = (target[key].detach().float() for key in ("boxes", "labels"))
     if not len(boxes) == len(labels) == len(scores) or len(true) != len(classes):
         raise UserError(f"image {number}: expected as many labels (and scores) as boxes")
+    if len(true) and not bool((true.isfinite().all(1) & (true[:, 2:] > true[:, :2]).all(1)).all()):
+        raise UserError(f"image {number}: expected true boxes as left, top, right and bottom, with an area")
     marks = torch.zeros_like(classes)
     for value, key in ((DIFFICULT, "difficult"), (CROWD, "iscrowd")):
         if key in target:

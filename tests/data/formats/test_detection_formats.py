@@ -56,7 +56,7 @@ def test_voc_2007_trains_on_trainval(tmp_path):
 def test_voc_problems(voc):
     root, folder = voc
     voc_annotation(folder / "Annotations/a.xml", [("unicorn", 0, 1, 1, 10, 20)])
-    with pytest.raises(DataError, match=r"a\.xml cannot be read as an annotation of VOC"):
+    with pytest.raises(DataError, match=r"a\.xml cannot be read as an annotation of VOC \('unicorn' is none of its 20"):
         build("voc2012-detection", root)
     voc_annotation(folder / "Annotations/b.xml", [("cat", 0, 20, 1, 10, 20)])
     (folder / "JPEGImages/c.jpg").unlink()
@@ -114,6 +114,7 @@ def test_own_images_in_the_form_of_coco(tmp_path):
         (lambda c: c["categories"].append({"id": 3, "name": "again"}), "two categories with id 3"),
         (lambda c: c["categories"].append({"id": 9, "name": "dog"}), "two categories with the name 'dog'"),
         (lambda c: c.pop("annotations"), "expected 'annotations' of type list"),
+        (lambda c: c["images"].append(c["images"][0]), "two images with id 0"),
     ],
 )
 def test_coco_problems(tmp_path, change, message):

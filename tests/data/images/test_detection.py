@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_boxes import build, coco, save, write_cocofolder, write_json
 
+from foveal.data.check import check
 from foveal.data.images.detection import mirrored
 from foveal.errors import DataError, UnknownNameError, UserError
 
@@ -101,9 +102,15 @@ def test_images_without_objects(tmp_path):
     source = build("cocofolder", tmp_path, empty=False)
     assert [len(source.splits[split]) for split in ("train", "test")] == [1, 4]
     assert samples(source, "test")[1][1]["boxes"].shape == (0, 4)
-    write_json(tmp_path / "cocofolder/annotations/instances_train.json", coco(images, boxes[1:]))
-    with pytest.raises(DataError, match="no object in any training image"):
+    for split in ("train", "test"):
+        write_json(tmp_path / f"cocofolder/annotations/instances_{split}.json", coco(images, boxes[1:]))
+    with pytest.raises(DataError, match="no training image has an object"):
         build("cocofolder", tmp_path)
+    measured, trained = check("cocofolder", {}, tmp_path)
+    assert "no test image has an object" in str(measured)
+    assert not measured.stops
+    assert "no training image has an object" in str(trained)
+    assert trained.stops
 
 
 @pytest.mark.parametrize(

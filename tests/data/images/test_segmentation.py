@@ -128,6 +128,44 @@ def test_everything_that_is_wrong_is_listed(folder):
         assert text in problem
 
 
+def test_masks_without_a_class(folder):
+    for split in ("train", "test"):
+        for mask in (folder / split / "masks").iterdir():
+            Image.new("L", Image.open(mask).size, 255).save(mask)
+    with pytest.raises(DataError, match="no training mask has a class"):
+        build(folder)
+    measured, trained = check("maskfolder", {"folder": str(folder)})
+    assert "no test mask has a class" in str(measured)
+    assert not measured.stops
+    assert "no training mask has a class" in str(trained)
+    assert trained.stops
+
+
+def test_photographs_that_are_shown_turned(folder):
+    exif = Image.Exif()
+    for name, orientation in (("train0", 3), ("train1", 6)):
+        exif[0x0112] = orientation
+        image = Image.open(folder / f"train/images/{name}.png")
+        image.save(folder / f"train/images/{name}.png", exif=exif)
+    on_its_side, undecided = check("maskfolder", {"folder": str(folder)})
+    assert "has 40×30, turned as its EXIF orientation says; a mask must" in str(on_its_side)
+    assert "train0.png is shown turned or mirrored" in str(undecided)
+    assert not undecided.stops
+
+
+def test_a_mask_without_an_image(folder):
+    (folder / "train/images/train3.png").unlink()
+    (problem,) = check("maskfolder", {"folder": str(folder)})
+    assert "holds 1 masks without an image, such as train3.png" in str(problem)
+    assert not problem.stops
+
+
+def test_an_image_that_is_too_large(folder, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # Pillow refuses twice as many
+    with pytest.raises(DataError, match=r"train0\.png has more pixels than Pillow decodes"):
+        size_of(folder / "train/images/train0.png", None)
+
+
 def test_a_class_that_no_training_mask_has(folder):
     (folder / "classes.txt").write_text("background\ncell\nnucleus\nghost\n")
     (problem,) = check("maskfolder", {"folder": str(folder)})

@@ -83,11 +83,16 @@ def _annotated(content: dict[str, Any], categories: dict[int, str], path: Path, 
             left, top, width, height = numbers(entry.get("bbox"), 4, where)
             mark = CROWD if entry.get("iscrowd") else COUNTS
             things[image].append(Thing((left, top, left + width, top + height), labels[category], mark))
+    seen = set()
     for entry in entries:
         with collected():
-            where = f"{path}, image {entry.get('id') if isinstance(entry, dict) else entry!r}"
+            number = entry.get("id") if isinstance(entry, dict) else entry
+            where = f"{path}, image {number!r}"
+            if number in seen:
+                raise DataError(f"{path} has two images with id {number}; give each an id of its own")
+            seen.add(number)
             size = (member(entry, "width", int, where), member(entry, "height", int, where))
-            yield Annotated(folder / member(entry, "file_name", str, where), size, things[entry.get("id")])
+            yield Annotated(folder / member(entry, "file_name", str, where), size, things[number])
 
 
 def _register(name: str, title: str, files: Files, how: str, summary: str) -> None:
@@ -122,7 +127,7 @@ register_boxes(
     BoxFormat(
         "cocofolder",
         "images with boxes",
-        partial(read_coco, files=OWN, get=f"expected {HOW}"),
+        partial(read_coco, files=OWN, get=f"put there {HOW}"),
         Place(folders=("cocofolder",), needs=("annotations/instances_train.json", "train"), how=HOW),
         own_files=True,
     ),

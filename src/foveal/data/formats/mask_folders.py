@@ -23,7 +23,7 @@ from foveal.data.images.masks import IGNORED, MOST_CLASSES, Classes, lookup, rea
 from foveal.data.images.reading import image_files
 from foveal.data.images.segmentation import MaskedFiles, SegmentFormat, SegmentSet, register_segments
 from foveal.data.place import Layout, Place
-from foveal.data.problems import collected
+from foveal.data.problems import collected, is_checking, note
 from foveal.data.splits import SPLITS
 from foveal.errors import DataError
 
@@ -49,6 +49,10 @@ def _pairs(folder: Path) -> MaskedFiles:
     if not images:
         raise DataError(f"{folder / 'images'} holds no image files; put images there, and their masks into {masks}")
     below = [image.relative_to(folder / "images").with_suffix(".png") for image in images]
+    if is_checking():
+        stray = sorted({file.relative_to(masks) for file in image_files(masks)} - set(below))
+        if stray:
+            note(f"{masks} holds {len(stray)} masks without an image, such as {stray[0]}; they are not used")
     return MaskedFiles(images, [masks / name for name in below])
 
 

@@ -105,7 +105,10 @@ def read_annotation(file: Path) -> tuple[tuple[int, int], list[VocObject]]:
         objects = []
         for node in image.findall("object"):
             x0, y0, x1, y1 = (float(node.findtext(f"bndbox/{end}", "")) for end in ("xmin", "ymin", "xmax", "ymax"))
-            label = VOC_CLASSES.index(node.findtext("name", ""))
+            name = node.findtext("name", "")
+            if name not in VOC_CLASSES:
+                raise ValueError(f"{name!r} is none of its {len(VOC_CLASSES)} classes")
+            label = VOC_CLASSES.index(name)
             objects.append(VocObject(label, (x0 - 1, y0 - 1, x1, y1), node.findtext("difficult", "0").strip() == "1"))
     except (OSError, ValueError, ElementTree.ParseError) as error:
         raise DataError(f"{file} cannot be read as an annotation of VOC ({error}); get it again") from error

@@ -55,7 +55,7 @@ class Annotated:
 def checked(image: Annotated, source: Path) -> Annotated:
     """The same with boxes cut off at the border of the image; those of which nothing is left are dropped, and noted.
 
-    Relations of dropped objects are dropped as well; each of the others stands once.
+    Relations of dropped objects, and of an object with itself, are dropped as well; each of the others stands once.
 
     Args:
         image: with boxes in pixels.
@@ -86,7 +86,9 @@ def checked(image: Annotated, source: Path) -> Annotated:
         places[number] = len(things)
         things.append(thing._replace(box=box))
     pairs = ((places.get(subject), places.get(other)) for subject, other in image.relations)
-    relations = [(subject, other) for subject, other in pairs if subject is not None and other is not None]
+    relations = [
+        (subject, other) for subject, other in pairs if subject is not None and other is not None and subject != other
+    ]
     return replace(image, things=things, relations=list(dict.fromkeys(relations)))
 
 

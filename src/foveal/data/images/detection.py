@@ -38,6 +38,7 @@ from foveal.errors import DataError, UserError, unknown
 __all__ = ["BoxData", "BoxFormat", "BoxOptions", "BoxSet", "register_boxes"]
 
 MOST_HELD = 4 * 2**30  # bytes
+NOTHING = "no training image has an object that counts; there is nothing to learn"
 FLIP = 0  # stream of random numbers
 
 
@@ -65,8 +66,14 @@ def check_boxes(form: BoxFormat, options: BoxOptions, root: Path | None, progres
             unread.add(problem.file)
             yield problem
         yield from turned_files({file: size for file, size in sizes.items() if file not in unread})
+    if "test" in found.splits and not len(found.splits["test"].objects.counted().labels):
+        yield Problem("no test image has an object: nothing can be measured", stops=False)
     if "train" in found.splits:
-        for name in absent_classes(found.answers, found.splits["train"].objects):
+        absent = absent_classes(found.answers, found.splits["train"].objects)
+        if len(absent) == len(found.answers):
+            yield Problem(NOTHING)
+            return
+        for name in absent:
             yield Problem(f"class {name!r} is in no training image: no model can learn it", stops=False)
 
 
@@ -113,7 +120,7 @@ class BoxData:
         images = replace(images, objects=images.objects.counted())
         full = torch.tensor(images.objects.first).diff() > 0
         if not bool(full.any()):
-            raise DataError(f"data.name={self.name} has no object in any training image; there is nothing to learn")
+            raise DataError(f"data.name={self.name}: {NOTHING}")
         return images if self.options.empty or bool(full.all()) else images.take(full.nonzero()[:, 0])
 
     # Decoding ----------------------------------------------------------------------

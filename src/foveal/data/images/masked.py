@@ -12,7 +12,7 @@ from torch import Tensor
 from foveal.data.images.crops import MaskedImages
 from foveal.data.images.format import ImageFormat
 from foveal.data.images.masks import Classes
-from foveal.data.images.reading import read_image
+from foveal.data.images.reading import READ_ERRORS, read_image, unreadable
 from foveal.errors import DataError
 
 ROTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and its values of images whose sides are exchanged
@@ -102,9 +102,12 @@ def read_pair(image_file: Path, mask_file: Path, read_mask: ReadMask | None) -> 
     image = read_image(image_file)
     mask = read_mask(mask_file, image.size)
     if (mask.shape[1], mask.shape[0]) != image.size:
+        with Image.open(image_file) as stored:
+            turned = stored.size != image.size
         raise DataError(
             f"{mask_file} has {mask.shape[1]}×{mask.shape[0]} pixels and its image {image_file.name} has "
-            f"{image.width}×{image.height}; a mask must be as large as its image"
+            f"{image.width}×{image.height}{', turned as its EXIF orientation says' if turned else ''}; "
+            "a mask must be as large as its image"
         )
     return image, mask
 
@@ -127,6 +130,6 @@ def size_of(file: Path, short: int | None) -> tuple[int, int]:
         with Image.open(file) as image:
             width, height = resized_to(image.size, short)
             turned = image.getexif().get(ROTATION) in ON_ITS_SIDE
-    except OSError as error:
-        raise DataError(f"{file} cannot be read as an image ({error}); remove or replace it") from error
+    except READ_ERRORS as error:
+        raise unreadable(file, error) from error
     return (width, height) if turned else (height, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,13 @@ def image_files(folder: Path, deep: bool = True) -> list[Path]:
     return sorted(files)
 
 
-READ_ERRORS = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
+READ_ERRORS = (
+    OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError, struct.error
+)  # fmt: skip
 
 
-def _unreadable(path: Path, error: Exception) -> DataError:
+def unreadable(path: Path, error: Exception) -> DataError:
+    """What to raise where Pillow raises one of :data:`READ_ERRORS`."""
     if isinstance(error, Image.DecompressionBombError):
         return DataError(f"{path} has more pixels than Pillow decodes ({error}); make it smaller")
     return DataError(f"{path} cannot be read as an image ({error}); remove or replace it")
@@ -40,7 +44,7 @@ def read_header(path: Path) -> None:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
     except READ_ERRORS as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def read_image(path: Path, *, turn: bool = True) -> Image.Image:
@@ -63,7 +67,7 @@ def read_image(path: Path, *, turn: bool = True) -> Image.Image:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such image file") from error
     except READ_ERRORS as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
     return Image.fromarray(_to_bytes(path, pixels, image.mode, sixteen_bits)).convert("RGB")
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from foveal.data.batches import CPU, Batch, Batches, EpochBatches, epoch_seed
 from foveal.data.cache import cached, files_state
 from foveal.data.check import check_files
+from foveal.data.images.boxed import undecided
 from foveal.data.images.crops import CanvasBatches, MaskedImages, canvases, cropped, plain_views, random_views
 from foveal.data.images.format import check_reading, described
 from foveal.data.images.masked import (
@@ -35,11 +36,12 @@ from foveal.data.images.masks import IGNORED, palette
 from foveal.data.problems import Problem, Progress
 from foveal.data.registry import Entry, register_data
 from foveal.data.splits import divide, mapped
-from foveal.errors import UserError, unknown
+from foveal.errors import DataError, UserError, unknown
 
 __all__ = ["MaskedFiles", "SegmentData", "SegmentFormat", "SegmentOptions", "SegmentSet", "register_segments"]
 
 MOST_HELD = 4 * 2**30  # bytes
+NOTHING = "no training mask has a class, all are 255; there is nothing to learn"
 VERSION = 2  # of what is cached: changes when files are read in another way
 
 
@@ -57,18 +59,31 @@ def check_segments(
     yield from problems
     if images is None:
         return
-    seen = np.zeros(IGNORED + 1, np.int64)
+    seen, turned = {split: np.zeros(IGNORED + 1, np.int64) for split in images.splits}, list[Path]()
     for split, files in images.splits.items():
         assert isinstance(files, MaskedFiles)
         masks = dict(zip(files.images, files.masks, strict=True))
 
-        def read(file: Path, masks: dict[Path, Path] = masks, counts: bool = split == "train") -> None:
-            _, mask = read_pair(file, masks[file], images.read_mask)
-            if counts:
-                seen[np.unique(mask)] += 1
+        def read(file: Path, masks: dict[Path, Path] = masks, split: str = split) -> None:
+            image, mask = read_pair(file, masks[file], images.read_mask)
+            seen[split][np.unique(mask)] += 1
+            if undecided(file, image.size):
+                turned.append(file)
 
         yield from check_files(files.images, progress, f"reading {split} images and masks", read)
-    for name, count in zip(images.answers, seen, strict=False):
+        if split == "test" and not seen[split][: len(images.answers)].any():
+            yield Problem("no test mask has a class: nothing can be measured", stops=False)
+    for file in turned:
+        yield Problem(
+            f"{file} is shown turned or mirrored, as its EXIF orientation says; its mask must be of that",
+            stops=False,
+            file=file,
+        )
+    trained = seen["train"][: len(images.answers)]
+    if not trained.any():
+        yield Problem(NOTHING)
+        return
+    for name, count in zip(images.answers, trained, strict=True):
         if not count:
             yield Problem(f"class {name!r} is in no training mask: no model can learn it", stops=False)
 
@@ -107,6 +122,8 @@ class SegmentData:
         self.held = self._holds()
         if self.held:
             self.splits = mapped(self.splits, self._decode)
+            if len(self.absent_classes()) == len(self.answers):
+                raise DataError(f"data.name={self.name}: {NOTHING}")
         self._on_device: dict[tuple[int, str], MaskedImages] = {}
 
     def _check_options(self) -> None:
