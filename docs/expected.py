@@ -6,8 +6,16 @@ Rows, columns and titles of a table come from its recipes (``foveal.recipe.grids
 
 from __future__ import annotations
 
+import itertools
+
 TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
-    "hattnet": ("hattnet/table1", "hattnet/table1-ours", "hattnet/soft-rate", "hattnet/paper-variants"),
+    "hattnet": (
+        "hattnet/table1",
+        "hattnet/table1-ours",
+        "hattnet/baselines",
+        "hattnet/soft-rate",
+        "hattnet/paper-variants",
+    ),
     "aw": ("aw/cifar10", "aw/cifar10-long", "aw/finetune-resnet50", "aw/finetune-lite0", "aw/table1"),
     "detect": ("detect/rate", "aw/table2-lite", "aw/table2", "spatial/detection-lite", "spatial/detection"),
     "icasc": (
@@ -62,25 +70,6 @@ TABLES = {  # results/NAME.csv: tables in the order of the page, measured or not
     "translation": ("spatial/translation-lite", "spatial/translation"),
     "zoo": ("zoo/digits",),
 }
-UNTIMED = {  # runs shared their GPU with changing others, so times of steps are not shown
-    "aw/cifar10",
-    "demo/detect",
-    "demo/translate",
-    "fan/table6",
-    "hattnet/soft-rate",
-    "icasc/confusion",
-    "icasc/confusion-ablation",
-    "icasc/voc2012-lite",
-    "icasc/ablation",
-    "icasc/cub100-lite",
-    "spatial/segmentation",
-    "spatial/camvid",
-    "spatial/cityscapes-small",
-    "spatial/rate",
-    "spatial/signals",
-    "spatial/atlas",
-    "zoo/digits",
-}
 AGAIN = {  # the model of another row, measured in another way: not in README.md
     "icasc/voc2012-lite/baseline-gradcam",
     "icasc/cub100-lite/baseline-gradcam",
@@ -91,24 +80,102 @@ def _pairs(metric: str, table: str, first: str, *others: str) -> tuple[tuple[str
     return tuple((metric, f"{table}/{first}", f"{table}/{other}") for other in others)
 
 
+def _from(metric: str, first: str, table: str, *others: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple((metric, first, f"{table}/{other}") for other in others)
+
+
+UNPAIRED = {"icasc/cub100-lite"}  # runs of the same seed differ as those of others, so they are not pairs
 COMPARED = {  # pairs of cells of which the second might be better
+    "hattnet": (
+        *(
+            ("accuracy", f"{table}/{data}-{first}", f"{table}/{data}-{second}")
+            for table in ("hattnet/table1", "hattnet/table1-ours")
+            for data in ("mref", "mdist", "mbg")
+            for first, second in itertools.pairwise(("stn", "soft", "hard", "hattnet", "hattnet-ctx"))
+        ),
+        *(
+            ("accuracy", f"hattnet/table1/{data}-{row.partition('-')[0]}", f"hattnet/baselines/{data}-{row}")
+            for data in ("mref", "mdist", "mbg")
+            for row in ("soft-adam", "soft-slow", "stn-window", "stn-adam")
+        ),
+        *(
+            ("accuracy", f"hattnet/soft-rate/{data}-rate-2", f"hattnet/soft-rate/{data}-rate-1")
+            for data in ("mref", "mbg")
+        ),
+        *(
+            pair
+            for data in ("mref", "mdist", "mbg")
+            for pair in _from(
+                "accuracy",
+                f"hattnet/table1/{data}-hattnet-ctx",
+                "hattnet/paper-variants",
+                *(f"{data}-{row}" for row in ("float32", "last", "patience-150", "decay-60")),
+            )
+        ),
+    ),
     "aw": (
-        *_pairs("accuracy", "aw/cifar10", "resnet20", "aw-resnet20", "se-resnet20", "cbam-resnet20"),
-        *_pairs("accuracy", "aw/cifar10", "se-resnet20", "aw-se-resnet20"),
-        *_pairs("accuracy", "aw/cifar10", "cbam-resnet20", "aw-cbam-resnet20"),
+        *(
+            pair
+            for table in ("aw/cifar10", "aw/cifar10-long")
+            for first, others in (
+                ("resnet20", ("aw-resnet20", "se-resnet20", "cbam-resnet20")),
+                ("se-resnet20", ("aw-se-resnet20",)),
+                ("cbam-resnet20", ("aw-cbam-resnet20",)),
+            )
+            for pair in _pairs("accuracy", table, first, *others)
+        ),
+        *(
+            pair
+            for table in ("aw/finetune-resnet50", "aw/finetune-lite0")
+            for data, metric in (("voc2012", "label_map"), ("cub200", "accuracy"))
+            for pair in _pairs(
+                metric,
+                table,
+                f"{data}-none",
+                *(f"{data}-{row}" for row in ("se", "se-paper", "cbam", "cbam-paper", "aw", "aw-paper")),
+            )
+        ),
     ),
     "icasc": (
         *_pairs("label_map", "icasc/voc2012-lite", "baseline", "gradcam", "ach"),
-        *_pairs("accuracy", "icasc/cub100-lite", "baseline", "gradcam", "ach"),
-        *_pairs("accuracy", "icasc/confusion", "baseline", "gradcam", "ach", "sharpened"),
-        *(
-            ("accuracy", "icasc/confusion/baseline", f"icasc/confusion-ablation/{other}")
-            for other in ("last-order1", "consistency", "separability", "last-ach", "ach-order2", "gradcam-order2")
+        *_from(
+            "label_map",
+            "icasc/voc2012-lite/baseline",
+            "icasc/ablation",
+            *("separability-last", "separability", "consistency", "order2", "order2-separability-last"),
+            *("gradcam-order2", "gradcam-order2-separability-last", "mask-inner", "mask-gradient", "normalise"),
+            *("hinge", "frozen-norm", "one-pair", "warmup", "weight-03", "layers-earlier"),
         ),
-        ("accuracy", "icasc/confusion-ablation/last-order1", "icasc/confusion/sharpened"),
         ("label_map", "icasc/voc2012-lite/ach", "icasc/ablation/order2"),
         ("label_map", "icasc/voc2012-lite/gradcam", "icasc/ablation/gradcam-order2"),
-        ("label_map", "icasc/voc2012-lite/baseline", "icasc/ablation/gradcam-order2-separability-last"),
+        *_from(
+            "label_map",
+            "icasc/voc2012-lite/baseline",
+            "icasc/gentle",
+            *("true-constant", "sum-constant", "both-constant", "weight-01", "weight-003", "weight-01-both-constant"),
+            "gradcam-weight-01",
+        ),
+        *_pairs(
+            "label_map",
+            "icasc/gentle",
+            "keep-baseline",
+            *("keep-ach", "keep-gradcam", "keep-weight-01-both-constant"),
+        ),
+        *(
+            pair
+            for metric, table in (("label_map", "icasc/voc2012-resnet50"), ("accuracy", "icasc/cub200-resnet50"))
+            for pair in _pairs(metric, table, "baseline", "gradcam", "ach", "ach-weight-01", "gradcam-last-order2")
+        ),
+        *_pairs("accuracy", "icasc/cub100-lite", "baseline", "gradcam", "ach"),
+        *_pairs("top5_accuracy", "icasc/cub100-lite", "baseline", "gradcam", "ach"),
+        *_pairs("accuracy", "icasc/confusion", "baseline", "gradcam", "ach", "sharpened"),
+        *_from(
+            "accuracy",
+            "icasc/confusion/baseline",
+            "icasc/confusion-ablation",
+            *("last-order1", "consistency", "separability", "last-ach", "ach-order2", "gradcam-order2"),
+        ),
+        ("accuracy", "icasc/confusion-ablation/last-order1", "icasc/confusion/sharpened"),
         ("pointing_game", "icasc/voc2012-lite/baseline", "icasc/voc2012-lite/ach"),
         ("pointing_game", "icasc/voc2012-lite/baseline-gradcam", "icasc/voc2012-lite/gradcam"),
         ("pointing_game", "icasc/confusion/baseline", "icasc/confusion/sharpened"),
@@ -146,6 +213,10 @@ COMPARED = {  # pairs of cells of which the second might be better
             pair
             for table in ("fan/table6", "fan/table6-ours", "fan/table6-stripped")
             for pair in _pairs("accuracy", table, "fan-unsup", "fan-sup")
+        ),
+        *_from("accuracy", "fan/table6/fan-unsup", "fan/controls", "weight-1", "mixed"),
+        *_from(  # mat-focal is fan-sup of fan/table6
+            "accuracy", "fan/table6/fan-unsup", "fan/ablations", "row", "mat", "r1", "r3", "r4", "l2", "smooth-l1"
         ),
     ),
 }

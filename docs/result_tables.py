@@ -8,11 +8,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from expected import AGAIN, COMPARED, TABLES, UNTIMED
+from expected import AGAIN, COMPARED, TABLES, UNPAIRED
 
 from foveal.metric_info import metric_info
 from foveal.recipe.grids import grids
+
+if TYPE_CHECKING:
+    from foveal.reproduce import Comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -58,11 +62,6 @@ class Table:
     def title(self) -> str:
         """Name and what distinguishes it."""
         return f"`{self.name}`: {self.about}" if self.about else f"`{self.name}`"
-
-    @property
-    def timed(self) -> bool:
-        """Whether times of steps can be compared."""
-        return self.name not in UNTIMED
 
     def measured(self) -> list[str]:
         """Metrics in order, those of parts (``pointing_game/wrong``) left out: see :func:`classes`, :func:`splits`."""
@@ -131,33 +130,57 @@ def splits(name: str, folder: Path = RESULTS) -> str:
 
 
 def comparisons(paper: str, folder: Path = RESULTS) -> str:
-    """Differences between cells of ``results/PAPER.csv``, runs of the same seed in pairs."""
-    from foveal.reproduce import compare, seed_values, together
+    """Differences between cells of ``results/PAPER.csv``; runs of the same seed are pairs unless ``UNPAIRED``."""
+    from foveal.reproduce import compare_rows, together
 
-    path = folder / f"{paper}.csv"
-    rows = {(row["metric"], row["recipe"]): row for row in read(path)}
-    measured = [(m, one, other) for m, one, other in COMPARED[paper] if {(m, one), (m, other)} <= rows.keys()]
+    rows = {(row["metric"], row["recipe"]): row for row in read(folder / f"{paper}.csv")}
+    keys = [((metric, one), (metric, other)) for metric, one, other in COMPARED[paper]]
+    measured = [(rows[one], rows[other]) for one, other in keys if one in rows and other in rows]
     if not measured:
         return f"{MISSING.capitalize()}."
-    seeds = {(m, of): seed_values(rows[m, of]).keys() for m, *both in measured for of in both}
-    pairs = [(m, one, other) for m, one, other in measured if len(seeds[m, one] & seeds[m, other]) > 1]
+    tested = [(one, other, compare_rows(one, other, one["table"] not in UNPAIRED)) for one, other in measured]
+    pairs = [(one, other, test) for one, other, test in tested if test is not None]
     if not pairs:
         return "Fewer than two seeds in common so far, which say nothing of the spread."
-    tests = together([compare(path, one, other, metric) for metric, one, other in pairs])
-    many = tests[0].holm is not None
-    heads = ["metric", "from", "to", "points", "95 % interval", "p", *["p (Holm)"] * many, "seeds"]
+    tests = together([test for *_, test in pairs])
+    corrected, unpaired = sum(test.holm is not None for test in tests), any(test.others is not None for test in tests)
+    older = [bool(row.get("older")) for one, other, _ in pairs for row in (one, other)]
+    sign = "†" if any(older) and not all(older) else ""
+    heads = ["metric", "from", "to", "points", "95 % interval", "p", *["p (Holm)"] * bool(corrected), "seeds"]
     lines = [f"| {' | '.join(heads)} |", "|---|---|---|" + "---:|" * (len(heads) - 3)]
-    for (metric, one, other), test in zip(pairs, tests, strict=True):
-        info = metric_info(metric)
-        points, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
-        title = info.title if info.title[1:2].isupper() else info.title[:1].lower() + info.title[1:]
-        values = [f"{p:.2g}" for p in (test.p, test.holm) if p is not None]
-        cells = [title, f"`{one}`", f"`{other}`", points, f"{low} to {high}", *values, str(test.seeds)]
-        lines.append(f"| {' | '.join(cells)} |")
-    about = f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric METRIC`."
-    if many:
-        about += f" The last p is corrected for all {len(tests)} tests of this table (Holm); intervals are of one test."
-    return "\n".join([*lines, "", about])
+    for (one, other, _), test in zip(pairs, tests, strict=True):
+        names = [f"`{row['recipe']}`{sign if row.get('older') else ''}" for row in (one, other)]
+        lines.append(f"| {' | '.join([_in_a_line(one['metric']), *names, *statements(test, corrected > 0)])} |")
+    about = [f"Paired t-tests, by `foveal compare results/{paper}.csv FROM TO --metric METRIC`."]
+    about += ["Where two numbers of seeds are given, runs are not pairs: Welch's t-test (`--unpaired`)."] * unpaired
+    if corrected:
+        about.append(
+            f"The last p is corrected for all {corrected} tests of this table (Holm); intervals are of one test."
+        )
+    about += [f"{sign} Row of older code." if sign else "All rows are of older code."] * any(older)
+    return "\n".join([*lines, "", " ".join(about)])
+
+
+def statements(test: Comparison, corrected: bool) -> list[str]:
+    """Points, interval, p, and p corrected if other tests of the table are, and the number of seeds.
+
+    >>> from foveal.reproduce import paired
+    >>> statements(paired([0.85, 0.87], [0.86, 0.88]), corrected=False)
+    ['+1.00', 'does not vary', '–', '2']
+    """
+    points = [f"{test.info.scaled(x):+.2f}" for x in (test.difference, *(test.interval or ()))]
+    values = [test.p, test.holm] if corrected else [test.p]
+    return [
+        points[0],
+        " to ".join(points[1:]) or "does not vary",
+        *("–" if p is None else f"{p:.2g}" for p in values),
+        str(test.seeds) if test.others is None else f"{test.seeds} and {test.others}",
+    ]
+
+
+def _in_a_line(metric: str) -> str:
+    title = metric_info(metric).title
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
 
 
 def read(path: Path) -> list[Row]:
@@ -171,8 +194,8 @@ def read(path: Path) -> list[Row]:
 def block(title: str, table: Table, metric: str) -> str:
     """One table of a metric: models down, datasets across; all of the recipes' are there, measured or not.
 
-    Where there is one dataset, the size of each model and the time of a training step stand beside it. Models that ran
-    and yet have no value have nothing of the kind that is measured.
+    Where there is one dataset, the size of each model and the time of a training step stand beside it, of runs that had
+    the machine to themselves. Models that ran and yet have no value have nothing of the kind that is measured.
     """
     rows = [row for row in table.rows if row["metric"] == metric]
     if not rows:
@@ -181,13 +204,14 @@ def block(title: str, table: Table, metric: str) -> str:
     ran = {(row["model"], row["dataset"]) for row in table.rows}
     columns = table.all_datasets(rows)
     costs = len(columns) == 1 and any(row.get("step_seconds") for row in rows)
+    timed = any(map(alone, rows))
     signs = older_signs(rows)
-    heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and table.timed)]
+    heads = [*columns, *["parameters"] * costs, *["ms a step"] * (costs and timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in table.all_models(rows):
         keys = [(model, dataset) for dataset in columns]
         cells = ["–" if key not in values and key in ran else cell(values.get(key), signs) for key in keys]
-        cells += cost(values.get(keys[0]), table.timed) if costs else []
+        cells += cost(values.get(keys[0]), timed) if costs else []
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
@@ -197,15 +221,15 @@ def side_by_side(title: str, table: Table) -> str:
     metrics = table.measured()
     rows = [row for row in table.rows if row["metric"] in metrics]
     values = {(row["model"], row["metric"]): row for row in rows}
-    costs = any(row.get("step_seconds") for row in rows)
+    costs, timed = any(row.get("step_seconds") for row in rows), any(map(alone, rows))
     signs = older_signs(rows)
-    heads = [*map(head, metrics), *["Parameters"] * costs, *["ms a step"] * (costs and table.timed)]
+    heads = [*map(head, metrics), *["Parameters"] * costs, *["ms a step"] * (costs and timed)]
     lines = [f"| | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
     for model in table.all_models(rows):
         ran = [row for row in rows if row["model"] == model]
         measured = [values.get((model, metric)) for metric in metrics]
         cells = ["–" if row is None and ran else cell(row, signs) for row in measured]
-        cells += cost(ran[0] if ran else None, table.timed) if costs else []
+        cells += cost(ran[0] if ran else None, timed) if costs else []
         lines.append(f"| {model} | {' | '.join(cells)} |")
     return "\n\n".join([title, "\n".join(lines), conditions(rows)])
 
@@ -234,13 +258,18 @@ def show(row: Row, key: str = "mean", spread: str = "", digits: int = 2) -> str:
     return info.show(float(row[key]), float(row[spread]) if row.get(spread) else None, digits=digits)
 
 
-def cost(row: Row | None, timed: bool = True) -> list[str]:
-    """Parameters, and if ``timed`` milliseconds of a training step.
+def alone(row: Row) -> bool:
+    """Whether the time of a step was measured in runs that had the machine to themselves."""
+    return bool(row.get("step_seconds")) and row.get("jobs") == "1"
 
-    >>> cost({"parameters": "269722", "step_seconds": "0.00123"})
+
+def cost(row: Row | None, timed: bool = True) -> list[str]:
+    """Parameters, and if ``timed`` milliseconds of a training step, empty where runs shared the machine or may have.
+
+    >>> cost({"parameters": "269722", "step_seconds": "0.00123", "jobs": "1"})
     ['269,722', '1.23']
     """
-    step = "" if row is None or not row.get("step_seconds") else f"{1000 * float(row['step_seconds']):.2f}"
+    step = f"{1000 * float(row['step_seconds']):.2f}" if row is not None and alone(row) else ""
     return ["" if row is None else f"{int(row['parameters']):,}", *[step] * timed]
 
 

@@ -252,6 +252,9 @@ def test_compare_runs(call, tmp_path):
         assert "71.67 ± 16.07" in rows["HARD"]
         assert "(paired t-test, 3 seeds)" in lines[-1]
     assert lines[-1].startswith("HARD − SOFT: accuracy +11.67 points")
+    out = call("compare", tmp_path, "--unpaired").out
+    assert "accuracy -11.67 points" in out  # by name, HARD is the first
+    assert "(not paired: Welch's t-test, 3 and 3 runs)" in out
 
 
 def test_compare_single_runs_and_what_cannot_be_compared(call, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pkgutil
 import re
 import shlex
@@ -87,6 +88,23 @@ def test_commands_exist(page: Path) -> None:
             assert words[0] in cell_names()
         if command == "reproduce" and words and not words[0].endswith(".yaml"):
             assert words[0] in grids()
+
+
+def test_heads_of_recipes_and_pages_name_the_same_seeds() -> None:
+    from foveal.recipe.grid_file import shipped_files
+
+    def seeds(command: list[str]) -> dict[str, str]:
+        options = dict(itertools.pairwise(command))
+        plain = command[1] == "reproduce" and "--seeds" in options and "--only" not in options
+        return {command[2]: options["--seeds"]} if plain else {}
+
+    texts = {name: path.read_text(encoding="utf-8") for name, path in shipped_files().items()}
+    heads = {name: re.search(rf"^# (foveal reproduce {name} .+)$", text, re.MULTILINE) for name, text in texts.items()}
+    of_recipes = {k: v for head in heads.values() if head for k, v in seeds(shlex.split(head[1])).items()}
+    of_pages = [pair for page in PROSE for command in written_commands(page) for pair in seeds(command).items()]
+    compared = [(name, number) for name, number in of_pages if name in of_recipes]
+    assert len(compared) > 10
+    assert all(of_recipes[name] == number for name, number in compared), set(compared) - set(of_recipes.items())
 
 
 def test_readme_names_every_command() -> None:

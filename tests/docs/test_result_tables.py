@@ -38,7 +38,7 @@ def test_table_has_models_down_and_datasets_across(tmp_path: Path) -> None:
     assert rows == ["STN", "SOFT", "HARD", "HAttNet", "HAttNet-CTX"]
     assert "| HAttNet-CTX | 98.00 ± 0.12 (98.51) | not measured yet | not measured yet |" in lines
     # published strengths, and the whole of the other tables
-    assert [line.endswith(": not measured yet.") for line in lines].count(True) == 4
+    assert [line.endswith(": not measured yet.") for line in lines].count(True) == 5
     assert "`hattnet/table1-ours` (the same networks with more data and our schedule): not measured yet." in lines
     assert "3 seeds; precision 32; some GPU." in text
 
@@ -96,7 +96,7 @@ def test_one_dataset_leaves_room_for_size(tmp_path: Path) -> None:
     )
     lines = result_tables.results("aw", write(tmp_path, row, paper="aw")).splitlines()
     assert "**CIFAR-10** (`aw/cifar10`: one small network and schedule, every mechanism)" in lines
-    assert "| | Accuracy | Parameters |" in lines  # no time of a step: these runs had changing company
+    assert "| | Accuracy | Parameters |" in lines  # no time of a step: the row does not say if it was alone
     assert "| AW-ResNet-20 | 90.00 ± 1.00 | 286,890 |" in lines
     assert "| SE-ResNet-20 | not measured yet |  |" in lines
     assert "`aw/table1` (the paper's table): not measured yet." in lines
@@ -110,10 +110,21 @@ def test_metrics_of_one_dataset_stand_side_by_side(tmp_path: Path) -> None:
         row.format("fan-sup", "FAN-hatt-sup", "accuracy", 0.7),
     ]
     lines = result_tables.results("fan-documents", write(tmp_path, *rows, paper="fan-documents")).splitlines()
-    assert "| | Accuracy | Center-mass | Parameters | ms a step |" in lines
-    assert "| Hatt | 60.00 | – | 100 | 2.00 |" in lines  # ran, and has none
-    assert "| FAN-hatt-unsup | not measured yet | not measured yet |  |  |" in lines
-    assert "| FAN-hatt-sup | 70.00 | 50.00 | 100 | 2.00 |" in lines
+    assert "| | Accuracy | Center-mass | Parameters |" in lines
+    assert "| Hatt | 60.00 | – | 100 |" in lines  # ran, and has none
+    assert "| FAN-hatt-unsup | not measured yet | not measured yet |  |" in lines
+    assert "| FAN-hatt-sup | 70.00 | 50.00 | 100 |" in lines
+
+
+def test_times_of_steps_are_shown_of_runs_that_were_alone() -> None:
+    row = dict.fromkeys(HEADER.split(","), "") | {"metric": "accuracy", "mean": "0.5", "seeds": "1", "parameters": "9"}
+    jobs = {"a": "1", "b": "", "c": "6", "d": "1; 6"}
+    rows = [row | {"model": m, "step_seconds": "0.002", "jobs": j} for m, j in jobs.items()]
+    table = result_tables.Table("t", rows)
+    for text in (result_tables.side_by_side("T", table), result_tables.block("T", table, "accuracy")):
+        times = [line.split("|")[-2].strip() for line in text.splitlines() if line.startswith("| ")]
+        assert times == ["ms a step", "2.00", "", "", ""]
+    assert "ms a step" not in result_tables.side_by_side("T", result_tables.Table("t", rows[1:]))
 
 
 def test_a_model_that_is_measured_again_is_left_out_of_the_short_table() -> None:
@@ -127,7 +138,7 @@ def test_a_model_that_is_measured_again_is_left_out_of_the_short_table() -> None
 def test_what_is_expected_exists() -> None:
     from foveal.recipe.grids import cell_names, grids
 
-    assert set().union(*expected.TABLES.values()) | expected.UNTIMED <= set(grids())
+    assert set().union(*expected.TABLES.values()) | expected.UNPAIRED <= set(grids())
     pairs = [pair for compared in expected.COMPARED.values() for pair in compared]
     assert {cell for _, *cells in pairs for cell in cells} | expected.AGAIN <= set(cell_names())
 
@@ -145,20 +156,48 @@ def test_what_is_not_measured_says_how_to() -> None:
 @pytest.mark.parametrize("paper", [paper for paper in expected.COMPARED if paper in MEASURED])
 def test_comparisons_are_of_measured_cells(paper: str) -> None:
     rows = result_tables.read(result_tables.RESULTS / f"{paper}.csv")
-    seeds = {(row["metric"], row["recipe"]): set(row["run_seeds"].split()) for row in rows}
-    of_cells = [
-        seeds.get((metric, one), set()) & seeds.get((metric, other), set())
-        for metric, one, other in expected.COMPARED[paper]
-    ]
-    text = result_tables.comparisons(paper)
-    assert text.count("\n| ") == sum(len(common) > 1 for common in of_cells)
-    assert any(of_cells) == (text != "Not measured yet.")
+    seeds = {(row["metric"], row["recipe"]): row["run_seeds"].split() for row in rows}
+    counts = {(row["metric"], row["recipe"]): int(row["seeds"]) for row in rows}
+    expected_lines = []
+    for metric, *cells in expected.COMPARED[paper]:
+        one, other = ((metric, cell) for cell in cells)
+        if one not in seeds or other not in seeds:
+            continue
+        if seeds[one] and seeds[other] and cells[0].rpartition("/")[0] not in expected.UNPAIRED:
+            found = str(len(set(seeds[one]) & set(seeds[other])))
+        else:
+            found = f"{counts[one]} and {counts[other]}"
+        expected_lines += [[*cells, found]] * ("1" not in found.split())
+    lines = [line.split("|")[1:-1] for line in result_tables.comparisons(paper).splitlines() if line.startswith("| ")]
+    shown = [[line[1].strip("`† "), line[2].strip("`† "), line[-1].strip()] for line in lines[1:]]
+    assert shown == expected_lines
 
 
 def test_one_seed_is_not_compared(tmp_path: Path) -> None:
     template = LITE.replace("voc2012-lite", "confusion")
     rows = [template.format(name, name, "accuracy", 0.5) for name in ("baseline", "ach")]
     assert "two seeds" in result_tables.comparisons("icasc", write(tmp_path, *rows, paper="icasc"))
+
+
+def test_comparisons_say_what_is_not_paired_does_not_vary_or_is_of_older_code(tmp_path: Path) -> None:
+    header = "table,recipe,metric,unit,better,values,run_seeds,older\n"
+    row = "hattnet/table1,hattnet/table1/mref-{},accuracy,%,higher,{}\n"
+    rows = (
+        row.format("stn", "0.2 0.3,0 1,lr changed"),
+        row.format("soft", "0.3 0.4,0 1,"),
+        row.format("hard", "0.5 0.7,,"),
+        row.format("hattnet", "0.8 0.7,0 1,"),
+    )
+    (tmp_path / "hattnet.csv").write_text(header + "".join(rows), encoding="utf-8")
+    text = result_tables.comparisons("hattnet", tmp_path)
+    name = "`hattnet/table1/mref-{}`".format
+    assert f"| accuracy | {name('stn')}† | {name('soft')} | +10.00 | does not vary | – | 2 |" in text
+    assert f"| accuracy | {name('soft')} | {name('hard')} | +25.00 |" in text
+    assert text.count(" | 2 and 2 |") == 2
+    assert "Welch's t-test (`--unpaired`)" in text
+    assert text.endswith(" † Row of older code.")
+    (tmp_path / "hattnet.csv").write_text(header + "".join(rows[1:]), encoding="utf-8")
+    assert "older" not in result_tables.comparisons("hattnet", tmp_path)
 
 
 def test_columns_are_those_that_reproduce_writes() -> None:

@@ -22,6 +22,39 @@ def test_file(tmp_path):
     result = CliRunner().invoke(app, ["compare", str(path), "a", "b"])
     assert result.exit_code == 0
     assert "+13.33 points" in result.output
+    assert "(not paired: Welch's t-test, 3 and 3 runs)" in result.output  # the file does not say which seeds
+
+
+def test_rows_that_do_not_say_their_seeds_are_not_paired(tmp_path):
+    path = tmp_path / "results.csv"
+    rows = "a,accuracy,0.1 0.2 0.4,,lr changed\nb,accuracy,0.3 0.5,0 1,\nc,accuracy,0.2,,\n"
+    path.write_text("recipe,metric,values,run_seeds,older\n" + rows)
+    comparison = compare(path, "a", "b")
+    assert (comparison.seeds, comparison.others, comparison.older) == (3, 2, ("a",))
+    assert comparison.difference == pytest.approx(0.4 - 0.7 / 3)
+    output = CliRunner().invoke(app, ["compare", str(path), "a", "b"]).output
+    assert "(not paired: Welch's t-test, 3 and 2 runs; of older code: a)" in output
+    with pytest.raises(UserError, match=r"b has seeds 0, 1, c has not recorded: fewer than two to compare"):
+        compare(path, "b", "c")
+
+
+def test_pairs_on_request_only(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.1 0.2 0.4,1 2 3\nb,accuracy,0.5 0.3,3 4\n")
+    comparison = compare(path, "a", "b", pairs=False)
+    assert (comparison.seeds, comparison.others) == (3, 2)
+    assert comparison.difference == pytest.approx(0.4 - 0.7 / 3)
+    result = CliRunner().invoke(app, ["compare", str(path), "a", "b", "--unpaired"])
+    assert "(not paired: Welch's t-test, 3 and 2 runs)" in result.output
+
+
+def test_differences_that_do_not_vary(tmp_path):
+    path = tmp_path / "results.csv"
+    path.write_text("recipe,metric,values,run_seeds\na,accuracy,0.85 0.87,0 1\nb,accuracy,0.86 0.88,0 1\n")
+    output = CliRunner().invoke(app, ["compare", str(path), "a", "b"]).output
+    assert output == (
+        "b − a: accuracy +1.00 points, the differences do not vary, so no interval and no p (paired t-test, 2 seeds)\n"
+    )
 
 
 def test_only_runs_of_the_same_seed_are_pairs(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from fake_cells import finished_cells, metrics
 
 from foveal.errors import DataError, RunError
-from foveal.reproduce import read_csv, recorded, shown, summarise, write_csv
+from foveal.reproduce import read_csv, recorded, runs_of, seed_values, shown, summarise, write_csv
 
 
 def test_the_file_keeps_rows_of_others(tmp_path):
@@ -38,6 +38,14 @@ def test_a_file_of_before_units_is_completed(tmp_path):
         old, new = csv.DictReader(file)
     assert (old["recipe"], old["mean"], old["unit"]) == ("b", "0.4", "")
     assert (new["recipe"], new["unit"]) == ("mine/a", "%")
+
+
+def test_rows_that_do_not_say_their_seeds():
+    known, unknown = ({"recipe": "a", "values": "0.1 0.3", "run_seeds": seeds} for seeds in ("4 7", ""))
+    assert (seed_values(known), seed_values(unknown)) == ({4: 0.1, 7: 0.3}, {})
+    assert runs_of([known]) == {("a", "4"), ("a", "7")}
+    assert len(runs_of([unknown])) == 2
+    assert not runs_of([unknown]) & runs_of([known])
 
 
 def test_two_that_write_at_once_lose_no_row(tmp_path):

@@ -81,7 +81,7 @@ def reproduce(
     data: Data = None,
 ) -> None:
     """Run every cell of a paper's table and print our numbers beside the published ones."""
-    from foveal.reproduce import cells, read_csv, recorded, run_all, seeds_of, shown, summarise, write_csv
+    from foveal.reproduce import cells, read_csv, recorded, run_all, runs_of, shown, summarise, write_csv
 
     if missing and csv is None:
         raise UserError("--missing leaves out the seeds that a file has: name it with --csv")
@@ -117,7 +117,7 @@ def reproduce(
         ours = {cell.recipe.name for cell in (*known, *(cell for cell in todo if cell.done))}
         titles = {row["metric"]: row["title"] for row in rows if "title" in row}
         rows = shown(written, [name for name in asked if name in ours], titles)
-        if gone := seeds_of(row for row in earlier if row["recipe"] in asked) - seeds_of(written):
+        if gone := runs_of(row for row in earlier if row["recipe"] in asked) - runs_of(written):
             say(f"{csv} no longer has {len(gone)} run(s) of other settings or of another machine")
     if rows:
         _show_rows(table, rows)
@@ -154,6 +154,7 @@ def compare(
         typer.Argument(help="Run folders or folders of runs; or a CSV of foveal reproduce and two recipes in it."),
     ],
     metric: Annotated[str | None, typer.Option(help="What to compare; the first metric if left out.")] = None,
+    unpaired: Annotated[bool, typer.Option("--unpaired", help="Runs of the same seed are not pairs.")] = False,
 ) -> None:
     """Which recipe is better? Runs of the same seed in pairs."""
     from foveal.reproduce import compare as compared
@@ -163,19 +164,21 @@ def compare(
         if len(what) < 3:
             raise UserError(f"after {what[0]} give two recipes in it or more: foveal compare {what[0]} FIRST SECOND")
         file, first, *others = what
-        tests = together([compared(Path(file), first, other, metric) for other in others])
+        tests = together([compared(Path(file), first, other, metric, not unpaired) for other in others])
         _show_comparisons([(first, other, test) for other, test in zip(others, tests, strict=True)])
         return
     pairs = []
     for dataset, groups in compare_runs([Path(folder) for folder in what]).items():
-        pairs += _show_groups(dataset, groups, metric)
+        pairs += _show_groups(dataset, groups, metric, not unpaired)
     tests = together([test for *_, test in pairs])
     _show_comparisons([(first, other, test) for (first, other, _), test in zip(pairs, tests, strict=True)])
 
 
-def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> list[tuple[str, str, Comparison]]:
+def _show_groups(
+    dataset: str, groups: Sequence[Group], metric: str | None, pairs: bool
+) -> list[tuple[str, str, Comparison]]:
     """A row a recipe; returns how each differs from the first."""
-    from foveal.reproduce import paired_groups
+    from foveal.reproduce import compare_groups
     from foveal.runs.groups import spread_over_seeds
 
     keys = list(dict.fromkeys(key for group in groups for key in group.metrics))
@@ -188,20 +191,25 @@ def _show_groups(dataset: str, groups: Sequence[Group], metric: str | None) -> l
     say(dataset)
     columns(rows, numbers=len(shown) + 1)
     first, *others = groups
-    tests = [(other, paired_groups(first, other, shown[0].key)) for other in others] if shown else []
+    tests = [(other, compare_groups(first, other, shown[0].key, pairs)) for other in others] if shown else []
     return [(first.name, other.name, test) for other, test in tests if test is not None]
 
 
 def _show_comparisons(comparisons: Sequence[tuple[str, str, Comparison]]) -> None:
+    corrected = sum(test.holm is not None for *_, test in comparisons)
     for first, second, test in comparisons:
         info = test.info
-        difference, low, high = (f"{info.scaled(x):+.2f}" for x in (test.difference, test.low, test.high))
         unit = "points" if info.unit == "%" else info.unit
-        many = "" if test.holm is None else f", {test.holm:.2g} by Holm for all {len(comparisons)} tests"
-        say(
-            f"{second} − {first}: {info.key} {difference} {unit}, 95% interval {low} to {high}, p = {test.p:.2g}{many} "
-            f"(paired t-test, {test.seeds} seeds)"
-        )
+        result = "the differences do not vary, so no interval and no p"
+        if test.interval is not None:
+            low, high = (f"{info.scaled(x):+.2f}" for x in test.interval)
+            result = f"95% interval {low} to {high}, p = {test.p:.2g}"
+            result += "" if test.holm is None else f", {test.holm:.2g} by Holm for all {corrected} tests"
+        kind = f"paired t-test, {test.seeds} seeds"
+        if test.others is not None:
+            kind = f"not paired: Welch's t-test, {test.seeds} and {test.others} runs"
+        older = f"; of older code: {', '.join(test.older)}" if test.older else ""
+        say(f"{second} − {first}: {info.key} {info.scaled(test.difference):+.2f} {unit}, {result} ({kind}{older})")
 
 
 def _fail(failures: Sequence[Failure]) -> None:

@@ -1,4 +1,4 @@
-"""Is one recipe better than another? Runs of the same seed are compared in pairs."""
+"""Is one recipe better than another? Runs of the same seed are compared in pairs, if their rows say the seeds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from foveal.errors import UserError, unknown
 from foveal.metric_info import metric_info
 from foveal.recipe.grids import former_names
-from foveal.reproduce.rows import Row, Values, not_rows, read_csv, seed_values
-from foveal.reproduce.statistics import Comparison, paired, together
+from foveal.reproduce.rows import Row, not_rows, read_csv, seed_values, values_of
+from foveal.reproduce.statistics import Comparison, paired, together, unpaired
 from foveal.runs import Group, grouped, read_runs
 from foveal.runs.folder import finite
 
 
-def compare(path: Path, first: str, second: str, metric: str | None = None) -> Comparison:
+def compare(path: Path, first: str, second: str, metric: str | None = None, pairs: bool = True) -> Comparison:
     """Compare two recipes in a file that ``foveal reproduce --csv`` wrote, by the seeds that both have.
 
     Args:
@@ -24,21 +24,48 @@ def compare(path: Path, first: str, second: str, metric: str | None = None) -> C
         first: name of a recipe, perhaps a former one.
         second: that of another.
         metric: what to compare; the first metric of the first recipe if left out.
+        pairs: see :func:`compare_rows`.
     """
     rows = read_csv(path)
     first, second = (former_names().get(name, name) for name in (first, second))
     metric = metric or next((row["metric"] for row in rows if row["recipe"] == first), "accuracy")
-    one, other = (_values(rows, recipe, metric, path) for recipe in (first, second))
-    seeds = [seed for seed in one if seed in other]
-    if len(seeds) < 2 and one.keys() != other.keys():
+    one, other = (_row(rows, recipe, metric) for recipe in (first, second))
+    try:
+        comparison = compare_rows(one, other, pairs)
+    except (ValueError, AttributeError) as error:
+        raise not_rows(path, error) from error
+    if comparison is None:
+        seeds = [", ".join(map(str, seed_values(row))) or "not recorded" for row in (one, other)]
         raise UserError(
-            f"{first} has seeds {', '.join(map(str, one))}, {second} has {', '.join(map(str, other))}: fewer than two "
-            "in common; run both with the same --seeds and --first-seed"
+            f"{first} has seeds {seeds[0]}, {second} has {seeds[1]}: fewer than two to compare; run both with the same "
+            "--seeds and --first-seed"
         )
-    stored = next(row for row in rows if row["metric"] == metric)
-    known = {"unit": stored["unit"], "better": stored["better"] or None} if "unit" in stored else None
-    pairs = paired([one[seed] for seed in seeds], [other[seed] for seed in seeds])
-    return replace(pairs, info=metric_info(metric, known))
+    return comparison
+
+
+def compare_rows(first: Mapping[str, Any], second: Mapping[str, Any], pairs: bool = True) -> Comparison | None:
+    """Compare two rows of one metric; None if there are fewer than two pairs, or two runs of each.
+
+    Args:
+        first: a row of a results file.
+        second: another.
+        pairs: runs of the same seed are pairs. Rows that do not say which seeds they have are compared without pairs.
+    """
+    values = seed_values(first), seed_values(second)
+    pairs = pairs and all(values)
+    found = _by_seed(*values) if pairs else _unpaired(values_of(first), values_of(second))
+    known = {"unit": first["unit"], "better": first["better"] or None} if "unit" in first else None
+    older = tuple(row["recipe"] for row in (first, second) if row.get("older"))
+    return found and replace(found, info=metric_info(first["metric"], known), older=older)
+
+
+def _by_seed(first: Mapping[Any, float], second: Mapping[Any, float]) -> Comparison | None:
+    seeds = [seed for seed in first if seed in second]
+    return paired([first[seed] for seed in seeds], [second[seed] for seed in seeds]) if len(seeds) > 1 else None
+
+
+def _unpaired(first: Sequence[float], second: Sequence[float]) -> Comparison | None:
+    return unpaired(first, second) if min(len(first), len(second)) > 1 else None
 
 
 def against_first(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Comparison]]:
@@ -50,19 +77,15 @@ def against_first(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Com
     Returns:
         The first recipe, another, and their difference; recipes that do not share two seeds are left out.
     """
-    firsts: dict[str, tuple[str, str, Values]] = {}
+    firsts: dict[str, Mapping[str, Any]] = {}
     pairs = []
     for row in rows:
-        values, metric = seed_values(row), row["metric"]
-        if not row["better"] or metric != firsts.setdefault(row["dataset"], (row["recipe"], metric, values))[1]:
+        if not row["better"]:
             continue
-        first, _, one = firsts[row["dataset"]]
-        seeds = [seed for seed in one if seed in values]
-        if first != row["recipe"] and len(seeds) > 1:
-            found = paired([one[seed] for seed in seeds], [values[seed] for seed in seeds])
-            info = metric_info(metric, {"unit": row["unit"], "better": row["better"]})
-            pairs.append((first, row["recipe"], replace(found, info=info)))
-    tests = together([found for *_, found in pairs])
+        first = firsts.setdefault(row["dataset"], row)
+        if first["recipe"] != row["recipe"] and first["metric"] == row["metric"] and (test := compare_rows(first, row)):
+            pairs.append((first["recipe"], row["recipe"], test))
+    tests = together([test for *_, test in pairs])
     return [(first, second, test) for (first, second, _), test in zip(pairs, tests, strict=True)]
 
 
@@ -86,20 +109,18 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
     return comparable
 
 
-def paired_groups(first: Group, second: Group, metric: str) -> Comparison | None:
-    """Compare runs of the same seed; None if fewer than two pairs have the metric."""
+def compare_groups(first: Group, second: Group, metric: str, pairs: bool = True) -> Comparison | None:
+    """Compare runs of the same seed, or all runs without ``pairs``; None if fewer than two have the metric."""
     one, other = (
         {run.seed: value for run in group.finished if finite(value := run.part("metrics").get(metric))}
         for group in (first, second)
     )
-    seeds = [seed for seed in one if seed in other]
-    if len(seeds) < 2:
-        return None
-    return replace(paired([one[seed] for seed in seeds], [other[seed] for seed in seeds]), info=first.info(metric))
+    found = _by_seed(one, other) if pairs else _unpaired(list(one.values()), list(other.values()))
+    return found and replace(found, info=first.info(metric))
 
 
-def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> Values:
-    """Values of a metric by seed."""
+def _row(rows: Sequence[Row], recipe: str, metric: str) -> Row:
+    """The row of a recipe and metric."""
     known = {row["recipe"]: row for row in rows if row["metric"] == metric}
     if not known and rows:
         raise unknown("metric", metric, {row["metric"] for row in rows})
@@ -108,7 +129,4 @@ def _values(rows: Sequence[Row], recipe: str, metric: str, path: Path) -> Values
         if other:
             raise UserError(f"{recipe} has no {metric}; it has {', '.join(other)}: choose one with --metric")
         raise unknown("recipe", recipe, known)
-    try:
-        return seed_values(known[recipe])
-    except (ValueError, AttributeError) as error:
-        raise not_rows(path, error) from error
+    return known[recipe]

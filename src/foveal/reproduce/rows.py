@@ -49,11 +49,15 @@ def not_rows(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is not a file of `foveal reproduce --csv` ({error!r})")
 
 
+def values_of(row: Mapping[str, Any]) -> list[float]:
+    """Values of a row, one a run."""
+    return [float(value) for value in row["values"].split()]
+
+
 def seed_values(row: Mapping[str, Any]) -> Values:
-    """Values of a row by seed."""
-    values = [float(value) for value in row["values"].split()]
-    seeds = (row.get("run_seeds") or " ".join(map(str, range(len(values))))).split()
-    return {int(seed): value for seed, value in zip(seeds, values, strict=True)}
+    """Values of a row by seed; empty if it does not say which seeds it has."""
+    seeds = (row.get("run_seeds") or "").split()
+    return {int(seed): value for seed, value in zip(seeds, values_of(row), strict=True)} if seeds else {}
 
 
 def write_csv(path: Path, rows: Sequence[Row], anywhere: bool = False) -> list[Row]:
@@ -124,9 +128,13 @@ def recorded(cells: Iterable[Cell], rows: Iterable[Row]) -> list[Cell]:
     ]
 
 
-def seeds_of(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, int]]:
-    """Recipe and seed of all values in rows."""
-    return {(row["recipe"], seed) for row in rows for seed in seed_values(row)}
+def runs_of(rows: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """Recipe and seed of all runs in rows, or the place of the run where a row does not say which seeds it has."""
+    return {
+        (row["recipe"], run)
+        for row in rows
+        for run in (row.get("run_seeds") or "").split() or [f"run {n}" for n in range(len(values_of(row)))]
+    }
 
 
 def shown(rows: Iterable[Mapping[str, Any]], recipes: Sequence[str], titles: Mapping[str, str]) -> list[Row]:
