@@ -206,6 +206,44 @@ def test_vcoco(tmp_path):
         build("vcoco", tmp_path)
 
 
+def test_vcoco_of_its_authors(tmp_path):
+    """Two actions of one pair are one relation; a person who does nothing, or uses nothing, has none."""
+    images = [(n, f"{n}.jpg", 40, 30) for n in (5, 6, 9)]
+    boxes = [(5, 3, [1, 1, 9, 19], 0), (5, 7, [12, 3, 6, 6], 0), (5, 3, [20, 1, 10, 24], 0), (6, 3, [1, 1, 9, 9], 0)]
+    content = coco(images, boxes)
+    for number, entry in enumerate(content["annotations"]):
+        entry["id"] = 100 + number
+    write_json(tmp_path / "vcoco/data/instances_vcoco_all_2014.json", content)
+    people = {"image_id": [5, 5, 6], "ann_id": [100, 102, 103]}
+    ends = [*people["ann_id"], 101, 0, 0]  # role by role
+    actions = [
+        {**people, "action_name": name, "role_name": ["agent", "obj"], "role_object_id": ends, "label": [1, 1, 0]}
+        for name in ("hold", "look")
+    ]
+    actions.append(
+        {**people, "action_name": "run", "role_name": ["agent"], "role_object_id": ends[:3], "label": [1] * 3}
+    )
+    for name in ("trainval", "test"):
+        write_json(tmp_path / f"vcoco/data/vcoco/vcoco_{name}.json", actions)
+    for n in (5, 6, 9):
+        save(tmp_path / f"vcoco/images/{n}.jpg")
+    source = build("vcoco", tmp_path, flip=False)
+    assert source.answers == ["cat", "dog"]
+    assert len(source.splits["test"]) == 2  # image 9 is not listed
+    test = target(source, "test")
+    assert test["labels"].tolist() == [1, 2, 1]
+    assert test["relations"].tolist() == [[0, 1]]
+    assert target(source, "test", 1)["relations"].shape == (0, 2)
+    actions[0]["role_object_id"] = [*ends[:3], 103, 0, 0]  # of another image
+    write_json(tmp_path / "vcoco/data/vcoco/vcoco_test.json", actions)
+    with pytest.raises(DataError, match="not among its annotations"):
+        build("vcoco", tmp_path)
+    actions[0]["label"].pop()
+    write_json(tmp_path / "vcoco/data/vcoco/vcoco_test.json", actions)
+    with pytest.raises(DataError, match="action 'hold': expected as many image_id"):
+        build("vcoco", tmp_path)
+
+
 def test_vrd(tmp_path):
     person, horse = {"category": 0, "bbox": [1, 20, 3, 10]}, {"category": 1, "bbox": [5, 30, 2, 40]}
     triples = [

@@ -9,7 +9,7 @@ testing. ``cocofolder`` reads files of one's own in the same form.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,17 @@ def read_coco(folder: Path, files: Files, get: str) -> BoxSet:
             continue
         with collected():
             content = read_json(path, dict, get)
-            categories = _categories(content, path)
+            categories = categories_of(content, path)
             names = names or categories
             if categories != names:
                 raise DataError(
                     f"{path} has other categories than {next(iter(files.values()))[0]}; use files that agree"
                 )
-            splits[split] = BoxedFiles.of(_annotated(content, categories, path, folder / images), path)
+            splits[split] = BoxedFiles.of(annotated(content, categories, path, folder / images), path)
     return BoxSet(list((names or {}).values()), splits)
 
 
-def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
+def categories_of(content: dict[str, Any], path: Path) -> dict[int, str]:
     """Names of the categories by id, in the order of the ids."""
     categories: dict[int, str] = {}
     for entry in member(content, "categories", list, str(path)):
@@ -67,11 +67,27 @@ def _categories(content: dict[str, Any], path: Path) -> dict[int, str]:
     return dict(sorted(categories.items()))
 
 
-def _annotated(content: dict[str, Any], categories: dict[int, str], path: Path, folder: Path) -> Iterator[Annotated]:
+def annotated(
+    content: dict[str, Any],
+    categories: dict[int, str],
+    path: Path,
+    folder: Path,
+    related: Mapping[int, Collection[tuple[int, int]]] | None = None,
+) -> Iterator[Annotated]:
+    """What the annotations say of each image.
+
+    Args:
+        content: of the file of annotations.
+        categories: as :func:`categories_of` returns them.
+        path: of the file, for messages.
+        folder: of the images.
+        related: pairs of ids of annotations by the id of the image; other images are left out.
+    """
     labels = {number: label for label, number in enumerate(categories, 1)}
     entries = member(content, "images", list, str(path))
     known = {entry.get("id") for entry in entries if isinstance(entry, dict)}
     things: dict[Any, list[Thing]] = defaultdict(list)
+    places: dict[Any, int] = {}  # of annotations among those of their image
     for entry in member(content, "annotations", list, str(path)):
         with collected():
             where = f"{path}, annotation {entry.get('id') if isinstance(entry, dict) else entry!r}"
@@ -81,6 +97,7 @@ def _annotated(content: dict[str, Any], categories: dict[int, str], path: Path, 
             if category not in labels:
                 raise DataError(f"{where} is of category {category}, which is not listed under 'categories'")
             left, top, width, height = numbers(entry.get("bbox"), 4, where)
+            places[image, entry.get("id")] = len(things[image])
             mark = CROWD if entry.get("iscrowd") else COUNTS
             things[image].append(Thing((left, top, left + width, top + height), labels[category], mark))
     seen = set()
@@ -91,8 +108,15 @@ def _annotated(content: dict[str, Any], categories: dict[int, str], path: Path, 
             if number in seen:
                 raise DataError(f"{path} has two images with id {number}; give each an id of its own")
             seen.add(number)
+            if related is not None and number not in related:
+                continue
+            ends = () if related is None else related[member(entry, "id", int, where)]
+            try:
+                pairs = [(places[number, one], places[number, other]) for one, other in ends]
+            except KeyError as error:
+                raise DataError(f"{where}: an action is of an object that is not among its annotations") from error
             size = (member(entry, "width", int, where), member(entry, "height", int, where))
-            yield Annotated(folder / member(entry, "file_name", str, where), size, things[number])
+            yield Annotated(folder / member(entry, "file_name", str, where), size, things[number], pairs)
 
 
 def _register(name: str, title: str, files: Files, how: str, summary: str) -> None:
