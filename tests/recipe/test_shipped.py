@@ -29,6 +29,7 @@ TABLES = {  # rows and columns
     "demo/detect": (5, 0),
     "demo/document": (3, 0),
     "demo/refer": (5, 0),
+    "demo/scene": (4, 0),
     "demo/segment": (3, 0),
     "demo/translate": (3, 0),
     "detect/rate": (5, 0),
@@ -232,6 +233,7 @@ def test_every_cell_of_a_table_had_one_former_name():
         "aw/finetune-",
         "aw/table2",
         "demo/detect/",
+        "demo/scene/",
         "demo/segment/",
         "demo/translate/",
         "detect/",
@@ -395,9 +397,11 @@ def test_small_detectors_measure_the_center_mass_of_training_images():
 
 
 def test_scenes_of_fan_stand_on_its_detectors():
-    """The folders that the rows of tables 5 name are runs of cells that exist."""
-    for table in ("fan/table5", "fan/table5-lite"):
+    """The folders that rows with scenes name are runs of cells that exist, with the attention that they ask for."""
+    for table in ("fan/table5", "fan/table5-lite", "demo/scene"):
         for cell in grids()[table].cells():
-            folder = load(f"{table}/{cell}").model["detector"].get("folder")
-            if folder is not None:
-                assert load(folder.removeprefix("runs/").removesuffix("/seed0")).task == "detect"
+            model = load(f"{table}/{cell}").model
+            if (folder := model["detector"].get("folder")) is not None:
+                detector = load(folder.removeprefix("runs/").removesuffix("/seed0"))
+                assert detector.task == "detect"
+                assert ("insert" in detector.model) == (model["regions"] == "focused"), cell

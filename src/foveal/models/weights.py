@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -53,6 +54,15 @@ def _load(path: Path) -> Any:
     except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
         reason = str(error).split("\n")[0] or type(error).__name__
         raise UserError(f"cannot read the checkpoint {path} ({reason}); download it again") from error
+
+
+def read_about(checkpoint: Path) -> dict[str, Any]:
+    """What a run keeps of its data in the header of its weights; empty for any other file."""
+    try:
+        with safe_open(checkpoint, "pt") as file:
+            return {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
+    except (OSError, SafetensorError, ValueError):
+        return {}
 
 
 def fit_problems(expected: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> list[str]:

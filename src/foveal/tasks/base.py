@@ -22,8 +22,11 @@ from foveal.attention import AttentionRecord
 from foveal.attention.insertion.attached import reattach
 from foveal.compat import raise_recompile_limit
 from foveal.data import Source
+from foveal.data.numbering import INPUTS, check_numbering, numbering
 from foveal.errors import UserError
 from foveal.measure.info import MetricInfo
+from foveal.models.build import find_checkpoint
+from foveal.models.weights import read_about
 from foveal.recipe import LossOptions, MeasureOptions, Recipe
 from foveal.tasks.attention_losses import AttentionLosses
 from foveal.tasks.optim import fused_step, optimiser, schedule
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from foveal.tasks.report import ReportWords
 
 SAMPLES = 12  # test samples kept for pictures
+OTHER_DATA = "put the files back that it was trained with, or train another run"  # advice
 Batch = Mapping[str, Tensor]
 
 
@@ -215,6 +219,14 @@ class Task(L.LightningModule):
         if gradient_clip_val:
             self.trainer.precision_plugin.clip_grad_by_norm(optimizer, gradient_clip_val)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what numbers stand for."""
+        checkpoint["numbering"] = numbering(self.source.about())
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raise if numbers stand for something else in the data of today."""
+        check_numbering(checkpoint.get("numbering", {}), self.source.about(), "this run", OTHER_DATA)
+
     def on_fit_start(self) -> None:
         """Compile if asked to."""
         if not self.recipe.train.compile:
@@ -281,6 +293,14 @@ def no_loss(names: Iterable[str]) -> UserError:
     return UserError(f"loss.weights: every loss has weight 0 ({', '.join(names)}); nothing would be learnt")
 
 
+def _check_checkpoint(recipe: Recipe, source: Source) -> None:
+    """Raise if training would start from the weights of a run in which numbers of words stand for other words."""
+    if (name := recipe.model.get("checkpoint")) is not None:
+        file = find_checkpoint(str(name), getattr(source, "root", None))
+        advice = "use the data that it was trained with, or start from random weights with model.checkpoint=null"
+        check_numbering(read_about(file), source.about(), f"model.checkpoint: {file}", advice, INPUTS)
+
+
 def find_task(name: str) -> type[Task]:
     """The task called ``name``."""
     return registry.tasks.get(name)
@@ -288,4 +308,6 @@ def find_task(name: str) -> type[Task]:
 
 def make_task(recipe: Recipe, source: Source, model: nn.Module | None = None) -> Task:
     """The recipe's task on ``source``, with its own model or an already built one."""
+    if model is None:
+        _check_checkpoint(recipe, source)
     return find_task(recipe.task)(recipe, source, model)  # type: ignore[call-arg, arg-type]

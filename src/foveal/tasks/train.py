@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
 from foveal.data import Entry, Source, data_root, dataset
+from foveal.data.numbering import check_numbering
 from foveal.data.place import folder_state
 from foveal.errors import InterruptedRunError, RunError, UserError
 from foveal.plugins import plugin_names
@@ -25,7 +26,7 @@ from foveal.runs import RunFolder, Stored, find_run
 from foveal.runs.folder import quoted, resume_advice
 from foveal.runs.zoo import in_zoo
 from foveal.tasks.averaging import averaging_callback
-from foveal.tasks.base import Task, make_task
+from foveal.tasks.base import OTHER_DATA, Task, make_task
 from foveal.tasks.callbacks import Checkpoint, Journal, LossGuard, Patience, ProgressLine, StepTimer
 from foveal.tasks.sharding import load_whole
 from foveal.tasks.trainer import loggers_of, make_trainer, named_class, quiet
@@ -257,8 +258,10 @@ def evaluate(
     quiet()
     folder = find_run(out)
     recipe = complete(folder.recipe())
+    model, about = load_model(folder.path)
     source = build_source(recipe, data)
-    task = make_task(recipe, source, load_model(folder.path)[0])
+    check_numbering(about, source.about(), str(out), OTHER_DATA)
+    task = make_task(recipe, source, model)
     with _stoppable(folder, recipe.train.check_every):
         result = _test(task, folder)
     if tell is not None:

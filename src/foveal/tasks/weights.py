@@ -20,14 +20,16 @@ from foveal.runs.folder import quoted
 from foveal.tasks.base import Task, find_task
 
 
-def chosen(recipe: Recipe, folder: RunFolder) -> dict[str, Tensor]:
-    """State of the epoch to be tested."""
-    return SafeCheckpointIO().load_checkpoint(folder.file(f"{recipe.train.select}.ckpt"), "cpu")["state_dict"]
+def chosen(recipe: Recipe, folder: RunFolder) -> dict[str, Any]:
+    """Checkpoint of the epoch to be tested."""
+    return SafeCheckpointIO().load_checkpoint(folder.file(f"{recipe.train.select}.ckpt"), "cpu")
 
 
 def export(task: Task, folder: RunFolder) -> None:
     """Write the model of the epoch to be tested alone, with what it needs to be used without its data."""
-    state = chosen(task.recipe, folder)
+    checkpoint = chosen(task.recipe, folder)
+    task.on_load_checkpoint(checkpoint)
+    state: dict[str, Tensor] = checkpoint["state_dict"]
     weights = {name.removeprefix("model."): tensor for name, tensor in state.items() if name.startswith("model.")}
     folder.write_tensors("weights.safetensors", Stored(weights, task.about() | {"inserted": inserted(task.model)}))
 

@@ -139,6 +139,14 @@ def test_files_in_each_others_place(tmp_path):
         one_pair(tmp_path, text(EN * 5), text(EN * 5))
 
 
+def test_files_in_each_others_place_are_found_before_training(tmp_path, cache):
+    write_all(tmp_path, {"train.en": text(DE * 5), "train.de": text(EN * 5)})
+    with pytest.raises(DataError, match="exchange their names"):
+        dataset("parallel").build(ParallelOptions(folder=str(tmp_path)), None)
+    problems = list(check("parallel", {"folder": str(tmp_path)}, tmp_path))
+    assert [(p.stops, "exchange their names" in p.message) for p in problems] == [(True, True)]
+
+
 def test_wrong_encoding_and_damaged_files(tmp_path):
     with pytest.raises(DataError, match=r"train\.de: not valid utf-8; save it as UTF-8, or set data\.encoding"):
         one_pair(tmp_path, "a\n", "für\n".encode("latin-1"))

@@ -1,6 +1,7 @@
 """Parallel text as batches: subwords, splits, lengths, cache."""
 
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_long_sentences_are_left_out_of_training_only():
 
 
 def test_subwords():
-    subwords = Subwords.train(["A man rides a horse.", "Ein Mann reitet."] * 5, 60)
+    subwords = Subwords.train(lambda: ["A man rides a horse.", "Ein Mann reitet."] * 5, 60)
     rows = subwords.encode(["A man, Ein  reitet.", "", "</s> 日"])
     assert subwords.decode(rows)[0] == "A man Ein reitet."  # it has never seen a comma
     assert rows[1] == []
@@ -97,11 +98,19 @@ def test_subwords():
     assert again.encode(["A man"]) == subwords.encode(["A man"])
     assert len(again) == len(subwords) <= 60
     assert subwords.decode([[*rows[0], END, 20, 21]]) == subwords.decode(rows[:1])
-    assert Subwords.train(["ÄB"] * 3, 20, lowercase=True).decode(
-        Subwords.train(["ÄB"] * 3, 20, lowercase=True).encode(["Äb"])
+    assert Subwords.train(lambda: ["ÄB"] * 3, 20, lowercase=True).decode(
+        Subwords.train(lambda: ["ÄB"] * 3, 20, lowercase=True).encode(["Äb"])
     ) == ["äb"]
     with pytest.raises(DataError, match="no vocabulary"):
         Subwords.load("{}")
+
+
+def test_a_vocabulary_of_many_characters_is_the_same_again():
+    draw = random.Random(0)
+    words = ["".join(chr(0x4E00 + draw.randrange(3000)) for _ in range(3)) for _ in range(2000)]
+    first, second = (Subwords.train(lambda: [*["low lower lowest"] * 50, *words], 1100) for _ in range(2))
+    assert first.dump() == second.dump()
+    assert first.decode(first.encode(["lower low"])) == ["lower low"]
 
 
 def test_pairs_of_one_sentence_stay_together():

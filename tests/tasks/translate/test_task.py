@@ -4,7 +4,9 @@ import gzip
 import json
 import random
 import re
+import warnings
 
+import lightning as L
 import pytest
 import torch
 from PIL import Image
@@ -18,6 +20,7 @@ from foveal.models.beam_search import beam_search
 from foveal.models.transformer import Transformer
 from foveal.recipe import load
 from foveal.tasks import evaluate, fit, load_model, predict
+from foveal.tasks.base import make_task
 from foveal.tasks.train import build_source
 from foveal.tasks.translate import Translate
 from foveal.tasks.translate.looking import look
@@ -35,17 +38,28 @@ TINY = (
 )
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """Sentences that are translated word by word, backwards."""
-    folder = tmp_path_factory.mktemp("data") / "words"
+def write_words(folder, letters):
+    """Sentences that are translated word by word, backwards, with some letters in place of others."""
     folder.mkdir()
     draw = random.Random(0)
     for split, count in (("train", 900), ("val", 30), ("test", 40)):
         sentences = [[draw.choice(list(WORDS)) for _ in range(draw.randint(2, 5))] for _ in range(count)]
-        (folder / f"{split}.en").write_text("".join(f"{' '.join(s)}\n" for s in sentences))
-        (folder / f"{split}.de").write_text("".join(f"{' '.join(WORDS[w] for w in s[::-1])}\n" for s in sentences))
+        english = "".join(f"{' '.join(s)}\n" for s in sentences)
+        german = "".join(f"{' '.join(WORDS[w] for w in s[::-1])}\n" for s in sentences)
+        (folder / f"{split}.en").write_text(english.translate(letters))
+        (folder / f"{split}.de").write_text(german.translate(letters))
     return folder.parent
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_words(tmp_path_factory.mktemp("data") / "words", {})
+
+
+@pytest.fixture(scope="module")
+def other_root(tmp_path_factory):
+    """As many other subwords."""
+    return write_words(tmp_path_factory.mktemp("other") / "words", str.maketrans("dt", "td"))
 
 
 def plan(*changes):
@@ -105,6 +119,19 @@ def test_attention_of_a_sentence(run):
     assert matrices["encoder/E4"].shape == (4, 4)
     assert not matrices["decoder"].triu(1).any()
     assert set(matrices) == {f + t for f in ("cross", "encoder", "decoder") for t in ("", "/E1", "/E2", "/E3", "/E4")}
+
+
+def test_only_what_is_drawn_is_kept_of_long_sentences(run):
+    model, _ = load_model(run[0])
+    source, translation = torch.arange(120) % 9 + 4, torch.arange(40) % 7 + 4
+    with foveal.watch(model) as seen:
+        model(source[None], torch.cat([torch.tensor([2]), translation[:-1]])[None])
+    matrices = look(model, source, translation)
+    assert matrices["encoder"].shape == (100, 100)
+    assert matrices["cross"].shape == (40, 100)
+    whole = seen["decoder.0.cross"].values[0].float().mean(0)
+    torch.testing.assert_close(matrices["cross"], whole[:, :100])
+    assert {name.split("/")[0] for name in matrices if "/" in name} == {"decoder"}  # the only short one
 
 
 def test_the_report(run):
@@ -199,6 +226,18 @@ def test_long_lines_of_a_file_are_not_searched_all_at_the_same_time(run, tmp_pat
     assert max(rows * length for rows, length in sizes) <= 2048
 
 
+def test_a_long_text_is_announced(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("foveal.tasks.translate.prediction.SLOW", 20)
+    with pytest.warns(UserWarning, match=r"^22 tokens are translated as one sentence.*a line of its own"):
+        predict(run[0], "dog cat " * 11)
+    (tmp_path / "long.txt").write_text("dog\n" + "dog cat " * 11)
+    with pytest.warns(UserWarning, match=r"^22 tokens"):
+        predict(run[0], tmp_path / "long.txt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predict(run[0], "dog cat " * 10)
+
+
 def test_the_command_line(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["predict", str(run[0]), "small cat", "--beams", "3"])
@@ -240,6 +279,48 @@ def test_a_vocabulary_that_does_not_fit(run, root):
         Translate(plan("data.vocabulary=30", f"model.checkpoint={run[0]}/weights.safetensors"), source)
     with pytest.raises(UserError, match="needs a translator"):
         Translate(recipe, source, torch.nn.Linear(2, 2))
+
+
+def test_the_test_of_a_run_needs_its_subwords(run, root, other_root):
+    sizes = [len(build_source(plan(), folder).subwords) for folder in (root, other_root)]
+    assert sizes[0] == sizes[1]
+    before = (run[0] / "result.json").read_bytes()
+    with pytest.raises(UserError, match=r"all was trained with other subwords than those of the data; put the files"):
+        evaluate(run[0], data=other_root)
+    assert (run[0] / "result.json").read_bytes() == before
+
+
+def test_a_checkpoint_needs_its_subwords(run, root, other_root, tmp_path):
+    recipe = plan(f"model.checkpoint={run[0]}/weights.safetensors")
+    model = make_task(recipe, build_source(recipe, root)).model
+    assert torch.equal(model.embedding.weight, load_model(run[0])[0].embedding.weight)
+    with pytest.raises(UserError, match=r"model\.checkpoint: .*weights\.safetensors was trained with other subwords"):
+        make_task(recipe, build_source(recipe, other_root))
+    torch.save(model.state_dict(), tmp_path / "weights.pth")  # says nothing about its subwords
+    make_task(plan(f"model.checkpoint={tmp_path}/weights.pth"), build_source(recipe, other_root))
+
+
+class Stop(L.Callback):
+    """Stops a run in its second epoch."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            raise RuntimeError("stopped")
+
+
+def test_an_interrupted_run_needs_its_subwords(root, other_root, tmp_path):
+    recipe = plan("train.epochs=2", "data.lowercase=true")
+    with pytest.raises(RuntimeError, match="stopped"):
+        fit(recipe, tmp_path, data=root, progress=False, callbacks=[Stop()])
+    with pytest.raises(UserError, match="this run was trained with other subwords"):
+        fit(recipe, tmp_path, data=other_root, progress=False)
+    fit(recipe, tmp_path, data=root, progress=False)
+    (tmp_path / "weights.safetensors").unlink()
+    with pytest.raises(UserError, match="this run was trained with other subwords"):
+        fit(recipe, tmp_path, data=other_root, progress=False)
+    assert not (tmp_path / "weights.safetensors").exists()
+    fit(recipe, tmp_path, data=root, progress=False)
+    assert (tmp_path / "weights.safetensors").exists()
 
 
 @pytest.mark.parametrize("changes", [["model.encoder=dynamic", "model.decoder=dynamic"], ["model.deform=true"]])

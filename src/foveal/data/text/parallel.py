@@ -248,7 +248,7 @@ def _part(read: Callable[[], Pairs], part: str, test: float, val: float, seed: i
 
 def _write(splits: dict[str, Callable[[], Pairs]], options: ParallelOptions, folder: Path) -> None:
     """Learn subwords from the training pairs, and write the numbers of all sentences and the texts to test with."""
-    subwords = Subwords.train(chain.from_iterable(splits["train"]()), options.vocabulary, options.lowercase)
+    subwords = Subwords.train(lambda: chain.from_iterable(splits["train"]()), options.vocabulary, options.lowercase)
     (folder / "subwords.json").write_text(subwords.dump(), encoding="utf-8")
     for split, read in splits.items():
         pairs, count = read(), 0

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from foveal.data.problems import note
+from foveal.data.text.languages import checked
 from foveal.data.text.reading import stamp, unreadable
 from foveal.errors import DataError
 
@@ -22,21 +23,6 @@ ENCODING = "save it as UTF-8, or set data.encoding to that of the file"  # advic
 
 FilePair = tuple[Path, Path]
 """Source and target."""
-
-LOOKED_AT = 400  # pairs by which languages are told apart
-COMMON = {  # words that a few sentences of a language are sure to have, and few others
-    language: set(words.split())
-    for language, words in {
-        "cs": "je na se že jsem není jako ale jsou který",
-        "de": "der die das und ist ein eine nicht ich auf mit den dem",
-        "en": "the and is a of to in you it that with are",
-        "es": "el los las una que es en un por del no",
-        "fr": "le les des une est et que dans pas sur je",
-        "it": "il che di è un una non per sono gli",
-        "nl": "het een van ik niet dat en is je zijn",
-        "pt": "o os uma que não em do da um para",
-    }.items()
-}
 
 
 @dataclass(frozen=True)
@@ -120,7 +106,7 @@ def corpus(
     kept: Callable[[str], str | None] = str,
     languages: tuple[str, str] = ("", ""),
 ) -> ParallelCorpus:
-    """The pairs of some files by split; all must be there, and not in each other's place.
+    """The pairs of some files by split; all must be there. Their languages are checked while they are read.
 
     Args:
         files: source and target files of each split.
@@ -132,30 +118,9 @@ def corpus(
     for file in listed:
         if not file.is_file():
             raise DataError(f"{file} is missing")
-    for pairs in files.values():
+
+    def read(pairs: Sequence[FilePair]) -> Pairs:
         for pair in pairs:
-            check_languages(pair, line_pairs([pair], encoding, kept), languages)
-    splits: dict[str, Callable[[], Pairs]] = {
-        split: partial(line_pairs, pairs, encoding, kept) for split, pairs in files.items()
-    }
-    return ParallelCorpus(splits, stamp(listed))
+            yield from checked(pair, line_pairs([pair], encoding, kept), languages)
 
-
-def check_languages(files: FilePair, pairs: Pairs, languages: tuple[str, str]) -> None:
-    """Raise for files that hold the same sentences, or each other's language."""
-    some = list(itertools.islice(pairs, LOOKED_AT))
-    source, target = files
-    if len(some) > 9 and sum(first == second for first, second in some) > len(some) / 2:
-        raise DataError(f"{source} and {target} hold the same sentences; one of them must be the translation")
-    if any(language not in COMMON for language in languages) or languages[0] == languages[1]:
-        return
-    texts = [" ".join(side).lower().split() for side in zip(*some, strict=True)] if some else [[], []]
-    own, other = (
-        sum(word in COMMON[language] for words, language in zip(texts, order, strict=True) for word in words)
-        for order in (languages, languages[::-1])
-    )
-    if other > 20 and other > 3 * own:
-        raise DataError(
-            f"{source} looks like {languages[1]} and {target} like {languages[0]}: they are in each other's place; "
-            "exchange their names"
-        )
+    return ParallelCorpus({split: partial(read, pairs) for split, pairs in files.items()}, stamp(listed))

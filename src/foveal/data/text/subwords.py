@@ -7,7 +7,8 @@ own. So a sentence can be put together again without a rule of any language.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from foveal.errors import DataError, UserError
@@ -15,6 +16,7 @@ from foveal.errors import DataError, UserError
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")  # padding, an unknown character, the beginning and the end
 PAD, UNKNOWN, BEGIN, END = range(4)
 SPACE = "▁"
+CHARACTERS = 1000  # that a vocabulary has at most
 
 
 def _library() -> Any:
@@ -32,7 +34,7 @@ class Subwords:
         tokenizer: of the library.
         lowercase: whether texts are turned into small letters.
 
-    >>> subwords = Subwords.train(["low lower lowest", "new newer newest"] * 9, 30)
+    >>> subwords = Subwords.train(lambda: ["low lower lowest", "new newer newest"] * 9, 30)
     >>> numbers = subwords.encode(["newest, low"])[0]
     >>> subwords.pieces(numbers)[:2], subwords.decode([numbers])
     (['newest', '�'], ['newest low'])
@@ -43,17 +45,27 @@ class Subwords:
         tokenizer.encode_special_tokens = True  # "</s>" in a text is a text
 
     @classmethod
-    def train(cls, texts: Iterable[str], size: int, lowercase: bool = False) -> Subwords:
-        """Learn at most ``size`` pieces, with the special ones and all characters, from ``texts``."""
+    def train(cls, read: Callable[[], Iterable[str]], size: int, lowercase: bool = False) -> Subwords:
+        """Learn at most ``size`` pieces, with the special ones and the commonest characters, from texts.
+
+        Args:
+            read: reads the texts anew; called twice.
+            size: of the vocabulary.
+            lowercase: whether texts are turned into small letters.
+        """
         library = _library()
         tokenizer = library.Tokenizer(library.models.BPE(unk_token=SPECIAL[UNKNOWN]))
         split = library.pre_tokenizers
         tokenizer.pre_tokenizer = split.Sequence([split.Metaspace(), split.Punctuation()])
         tokenizer.decoder = library.decoders.Metaspace()
         trainer = library.trainers.BpeTrainer(
-            vocab_size=size, special_tokens=list(SPECIAL), show_progress=False, limit_alphabet=1000
+            vocab_size=size,
+            special_tokens=list(SPECIAL),
+            show_progress=False,
+            limit_alphabet=CHARACTERS,
+            initial_alphabet=_commonest(cleaned(text, lowercase) for text in read()),
         )
-        tokenizer.train_from_iterator((cleaned(text, lowercase) for text in texts), trainer)
+        tokenizer.train_from_iterator((cleaned(text, lowercase) for text in read()), trainer)
         return cls(tokenizer, lowercase)
 
     @classmethod
@@ -103,6 +115,17 @@ class Subwords:
             if number == END:
                 break
         return shown
+
+
+def _commonest(texts: Iterable[str]) -> list[str]:
+    """The commonest characters if there are too many: of equally rare ones, the library would keep random ones."""
+    counts = Counter({SPACE: 0})
+    for text in texts:
+        counts.update(text)
+    counts[SPACE] += counts.pop(" ", 0)
+    if len(counts) <= CHARACTERS:
+        return []
+    return sorted(counts, key=lambda character: (-counts[character], character))[:CHARACTERS]
 
 
 def cleaned(text: str, lowercase: bool = False) -> str:

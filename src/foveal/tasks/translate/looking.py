@@ -35,7 +35,8 @@ def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, T
 
     Returns:
         By ``cross``, ``encoder`` and ``decoder``, and with the name of a term, such as ``cross/E1``, what it would be
-        by that term alone: (T, S), (S, S) and (T, T), rows being queries. Convolutions have none.
+        by that term alone: (T, S), (S, S) and (T, T), rows being queries. Convolutions have none. Of long sides there
+        is only what is drawn: the first pieces, and no single terms.
     """
     first = torch.full_like(translation[:1], BEGIN)
     with watch(model) as seen:
@@ -46,8 +47,10 @@ def look(model: Transformer, source: Tensor, translation: Tensor) -> dict[str, T
             continue
         stack, *_, own = site.split(".")
         family = own if own in FAMILIES else stack
-        for name, part in {"": record, **record.parts}.items():
-            mean = part.values[0].float().mean(0).cpu()
+        queries, keys = record.shape[-2:]
+        parts = record.parts if max(queries, keys) <= MANY else {}
+        for name, part in {"": record, **parts}.items():
+            mean = part.rows(range(min(queries, MOST)))[0, ..., :MOST].float().mean(0).cpu()
             matrices.setdefault(f"{family}/{name}".rstrip("/"), []).append(mean)
     return {name: torch.stack(layers).mean(0) for name, layers in matrices.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from foveal.tasks.prediction import Prediction, Trained, text_file
 from foveal.tasks.translate.looking import families, look
 from foveal.typed import check_least
 
+SLOW = 500  # tokens from which on a sentence takes long: the time grows with their square
 TOKENS = 2048  # of a file that are translated at the same time, with padding
 NO_WORD = "There is no word in this text."
 
@@ -46,6 +48,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], beams: int | None, p
     )
     if file is not None:
         return _file(translator, file, _longest(run))
+    _warn_if_slow(translator.subwords.encode(inputs))
     (source, translation), title = translator.tokens(inputs), run.recipe.title
     text = translator.subwords.decode([translation[0].tolist()])[0]
     if len(source[0]) < 2:  # its end alone
@@ -92,6 +95,7 @@ def _file(translator: Translator, file: Path, longest: int) -> Prediction:
     if any("\0" in sentence for sentence in sentences):
         raise UserError(f"{file} is no text file: it has null characters; this model reads texts and text files")
     rows = translator.subwords.encode(sentences)
+    _warn_if_slow(rows)
     by_length = sorted(range(len(rows)), key=lambda n: len(rows[n]))
     translations = [""] * len(sentences)
     for block in np.split(by_length, cuts(np.array([len(rows[n]) + 1 for n in by_length]), TOKENS)):
@@ -120,6 +124,14 @@ def _picture(translator: Translator, source: Tensor, translation: Tensor) -> Ima
         canvas.paste(picture, (0, top))
         top += picture.height
     return canvas
+
+
+def _warn_if_slow(rows: Sequence[Sequence[int]]) -> None:
+    """Say before the search that it will take long."""
+    most = max(map(len, rows), default=0)
+    if most > SLOW:
+        advice = "this takes long; in a text file, give every sentence a line of its own"
+        warnings.warn(f"{most:,} tokens are translated as one sentence, and {advice}", stacklevel=2)
 
 
 def _remark(run: Trained, source: Tensor) -> str:
