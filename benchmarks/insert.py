@@ -50,7 +50,6 @@ from typing import Any
 
 import timm
 import torch
-import yaml
 from rich.console import Console
 from rich.status import Status
 from torch import Tensor, nn
@@ -63,6 +62,7 @@ from foveal.bench.steps import profile_site, step_of
 from foveal.compat import raise_recompile_limit
 from foveal.errors import UserError
 from foveal.models.registry import any_model
+from foveal.recipe.loading import mechanism_options
 
 H200 = (
     ("resnet50", 64), ("resnet34", 128), ("resnext50_32x4d", 64), ("mobilenetv2_100", 128), ("regnety_016", 128),
@@ -90,11 +90,9 @@ def insert_all(model: nn.Module, mechanism: str) -> list[foveal.attention.Insert
     names, *pairs = mechanism.split()
     if names == NONE and not pairs:
         return []
-    options = dict(pair.split("=", 1) for pair in pairs)
     *first, last = names.split("+")
     done = [foveal.insert(model, name) for name in first]
-    values = {key: text if text[0] == "0" else yaml.safe_load(text) for key, text in options.items()}  # terms=0010
-    return [*done, foveal.insert(model, last, **values)]
+    return [*done, foveal.insert(model, last, **mechanism_options(pairs))]
 
 
 def mechanisms_of(words: list[str]) -> list[str]:

@@ -212,7 +212,7 @@ def test_dry_run_and_usual_places():
         mask_rcnn = torchvision.models.get_model("maskrcnn_resnet50_fpn_v2", weights=None, weights_backbone=None)
         retinanet = torchvision.models.get_model("retinanet_resnet50_fpn", weights=None, weights_backbone=None)
     assert foveal.insert(mask_rcnn, "focused").sites == ["roi_heads.box_head"]
-    with pytest.raises(UserError, match="no default site"):
+    with pytest.raises(UserError, match=r"RetinaNet has no default site for 'focused': .* a detector with RoI heads"):
         foveal.insert(retinanet, "focused")
 
 

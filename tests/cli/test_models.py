@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_a_torchvision_model_and_a_glob(call):
     assert cells(out, "stage2.3.branch2.0")[2] == "24×28×28"
 
 
+def test_options_of_the_mechanism(call):
+    status, out, _ = call("sites", "resnet18", "--mechanism", "spatial", "terms=0010", "heads=4", "start=identity")
+    assert status == 0
+    assert "spatial terms=0010 heads=4 start=identity in resnet18" in out
+    shown = json.loads(call("sites", "resnet18", "terms=0010", "heads=4", "--mechanism", "spatial", "--json").out)
+    model = timm.create_model("resnet18")
+    expected = foveal.sites(model, "spatial", terms="0010", heads=4)
+    assert shown == json.loads(json.dumps([asdict(site) for site in expected]))
+    assert shown[0]["flops"] < foveal.sites(model, "spatial", heads=4)[0].flops
+
+
 def test_names_are_never_cut(call, monkeypatch):
     monkeypatch.setattr(console, "width", 40)
     model, mechanism = "mobilenetv3_small_050", ("--mechanism", "cbam")
@@ -92,6 +104,11 @@ def test_a_mechanism_of_ones_own(call, monkeypatch):
         (["qqqqqqqq"], "unknown model 'qqqqqqqq'"),
         (["resnet18", "--mechanism", "cbm"], "unknown mechanism 'cbm'; did you mean 'cbam'"),
         (["resnet18", "--at", "layer1.0.convv1"], "unknown layer 'layer1.0.convv1'; did you mean 'layer1.0.conv1'"),
+        (["resnet18", "--mechanism", "spatial", "terms=0020"], "terms='0020': expected four digits"),
+        (["resnet18", "reductoin=8"], "did you mean 'reduction'"),
+        (["resnet18", "spatial"], "'spatial': expected an option of the mechanism as key=value"),
+        (["resnet18", "at=layer1.*"], "chosen with --at"),
+        (["resnet18", "model=3"], "model= is no option"),
         (["resnet18", "--at", "layer1.0.bn1"], "'aw' cannot be put on layer1.0.bn1 (BatchNorm2d)"),
     ],
 )

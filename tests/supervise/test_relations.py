@@ -1,8 +1,11 @@
 """Targets and losses on the attention between a detector's regions."""
 
+import copy
+
 import pytest
 import torch
 from small_detector import sizes_of, small_detector, two_images
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import foveal
 from foveal import registry
@@ -86,6 +89,33 @@ def test_the_loss_raises_the_mass():
         optimiser.step()
     assert masses[0] < 0.3
     assert masses[-1] > 0.8
+
+
+def test_a_compiled_box_head_has_the_same_losses_and_gradients():
+    """As ``train.compile`` compiles it; the number of regions changes from batch to batch."""
+    plain = small_detector()
+    foveal.insert(plain, "focused", key_channels=8, start="paper")
+    compiled = copy.deepcopy(plain)
+    torch.compiler.reset()
+    backend = CompileCounterWithBackend("aot_eager")
+    compiled.roi_heads.box_head.compile(dynamic=True, backend=backend)
+    images, targets = two_images()
+    for count in (2, 1):
+        batch, true = images[:count], targets[:count]
+        totals = []
+        for detector in (plain, compiled):
+            torch.manual_seed(0)  # of the regions that are drawn
+            with foveal.watch(detector.train()) as seen:
+                losses = detector(batch, true)
+            relation = relation_loss(seen[SITE], true, sizes_of(batch))
+            assert relation > 0
+            totals.append(sum(losses.values()) + relation)
+        torch.testing.assert_close(*totals)
+        weights = [dict(detector.roi_heads.named_parameters()) for detector in (plain, compiled)]
+        gradients = [torch.autograd.grad(total, list(w.values())) for total, w in zip(totals, weights, strict=True)]
+        torch.testing.assert_close(gradients[1], gradients[0])
+        assert gradients[1][list(weights[1]).index("box_head.attached.focused.key.weight")].any()
+    assert backend.frame_count
 
 
 def test_images_without_objects():

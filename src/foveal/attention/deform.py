@@ -43,10 +43,11 @@ class SamplingPoints:
     Args:
         points: (N, G, K, H', W', 2), x and y in pixels of the convolution's input.
         modulation: (N, G, K, H', W'), or None.
+        input_size: (H, W) of the convolution's input.
     """
 
-    def __init__(self, points: Tensor, modulation: Tensor | None) -> None:
-        self.points, self.modulation = points, modulation
+    def __init__(self, points: Tensor, modulation: Tensor | None, input_size: tuple[int, int]) -> None:
+        self.points, self.modulation, self.input_size = points, modulation, input_size
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -164,7 +165,8 @@ class DeformableKernel(Kernel):
             modulation = self.most * torch.sigmoid(logits)
         if self.watchers:
             by_group = None if modulation is None else modulation.unflatten(1, (self.geometry.deform_groups, -1))
-            self.note(SamplingPoints(sampling_points(offset, self.geometry), by_group))
+            points = sampling_points(offset, self.geometry)
+            self.note(SamplingPoints(points, by_group, (x.shape[2], x.shape[3])))
         form, inside = self._form(x, dtype)
         inputs = x, offset, modulation, conv.weight, conv.bias
         return form(*(None if t is None else t.to(inside) for t in inputs), self.geometry).to(dtype)

@@ -88,7 +88,7 @@ class DeformConv1d(Attends):
             points = points.minimum(positions[:, None].to(wide))
         if self.watchers:  # as those of a map of one row
             places = points.mT[:, None, :, None]
-            self.note(SamplingPoints(torch.stack([places, torch.zeros_like(places)], -1), None))
+            self.note(SamplingPoints(torch.stack([places, torch.zeros_like(places)], -1), None, (1, x.shape[1])))
         return self.weight(sampled(x, points).flatten(2))
 
     def step(self, x: Tensor, position: Tensor, cache: Tensor) -> Tensor:

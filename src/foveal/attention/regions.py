@@ -153,7 +153,14 @@ class FocusedRegions(FocusedAttention, Gate):
         """The box head beside every RoI pooling."""
         names = dict(model.named_modules())
         prefixes = [name.removesuffix(POOL) for name in names if name.rpartition(".")[2] == POOL]
-        return [f"{prefix}{HEAD}" for prefix in prefixes if f"{prefix}{HEAD}" in names]
+        heads = [f"{prefix}{HEAD}" for prefix in prefixes if f"{prefix}{HEAD}" in names]
+        if not heads:
+            raise UserError(
+                f"{type(model).__name__} has no default site for 'focused': it attends between the regions of a "
+                "detector with RoI heads, such as torchvision's Faster R-CNN; in a network of your own use "
+                "foveal.attention.FocusedAttention"
+            )
+        return heads
 
     @classmethod
     def for_layer(cls, layer: nn.Module, *, start: Start, **options: Any) -> Self:

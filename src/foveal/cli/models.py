@@ -15,21 +15,31 @@ import typer
 
 from foveal.cli.imports import quick_imports
 from foveal.cli.terminal import columns, listing, say
-from foveal.errors import unknown
+from foveal.errors import UserError, unknown
+
+OWN = {"model", "mechanism", "at", "example"}  # arguments of foveal.sites that are no options of the mechanism
 
 
 def sites(
     model: Annotated[str, typer.Argument(help="A timm or torchvision model, or one of foveal's.")],
+    options: Annotated[
+        list[str] | None, typer.Argument(help="key=value options of the mechanism, e.g. terms=0010 or start=identity.")
+    ] = None,
     mechanism: Annotated[str, typer.Option(help="What would be inserted; see foveal list mechanisms.")] = "aw",
     at: Annotated[str | None, typer.Option(help="A glob on layer names; the default sites if left out.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the sites as JSON.")] = False,
 ) -> None:
     """Dry run: where attention would go in a model, and what it would cost."""
+    from foveal.recipe.loading import mechanism_options
+
+    settings = mechanism_options(options or [])
+    if own := OWN & settings.keys():
+        raise UserError(f"{min(own)}= is no option of the mechanism; layers are chosen with --at")
     with quick_imports():
         from foveal.attention import sites as find_sites
         from foveal.models.registry import any_model
 
-    rows = find_sites(any_model(model), mechanism, at)
+    rows = find_sites(any_model(model), mechanism, at, **settings)
     if as_json:
         say(json.dumps([asdict(row) for row in rows], indent=1))
         return
@@ -40,7 +50,7 @@ def sites(
     ]
     parameters = sum(row.parameters for row in rows)
     table.append((f"{len(rows)} sites", "", "", f"{parameters:,}", _mflops([row.flops for row in rows])))
-    say(f"{mechanism} in {model}")
+    say(f"{' '.join([mechanism, *(options or ())])} in {model}")
     columns(table, numbers=2)
 
 

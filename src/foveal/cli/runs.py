@@ -109,7 +109,7 @@ def predict(
             prediction.picture.save(path)
         except (OSError, ValueError) as error:
             raise UserError(f"cannot write {path}: {error}; choose another --out ending in .png") from error
-        say_written("Where it looked", path)
+        say_written(prediction.caption, path)
     if prediction.data is not None:
         write_text(path.with_suffix(".json"), json.dumps(prediction.data, indent=1, ensure_ascii=False) + "\n")
         say_written("As JSON", path.with_suffix(".json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -165,3 +166,17 @@ def override_key(raw: dict[str, Any], override: str) -> None:
         if not isinstance(section, dict):
             raise UserError(f"override {override!r}: {part!r} is a value, not a section")
     section[last] = value
+
+
+def mechanism_options(words: Iterable[str]) -> dict[str, Any]:
+    """Options of a mechanism on a command line, ``key=value``; digits that begin with 0 stay a text.
+
+    >>> mechanism_options(["terms=0010", "heads=4", "modulated=true"])
+    {'terms': '0010', 'heads': 4, 'modulated': True}
+    """
+    options: dict[str, Any] = {}
+    for word in words:
+        if not word.partition("=")[0].isidentifier() or "=" not in word:
+            raise UserError(f"{word!r}: expected an option of the mechanism as key=value, for example reduction=8")
+        override_key(options, re.sub(r"=(0\d+)$", r"='\1'", word))
+    return options

@@ -137,14 +137,14 @@ def sample_tensors(
     """A few samples of a batch: what was asked, what was answered, and where the model looked.
 
     Args:
-        batch: image, label and, where there are such, query and mask.
+        batch: image, label and, where there are such, size (of images that are padded), query and mask.
         logits: (N, K).
         multilabel: whether several answers may hold at once.
         gates: attention maps by site, each (N, h, w).
         combined: all of them combined, (N, H, W), or None if there are none.
         most: how many, spread over the batch.
     """
-    kept: dict[str, Tensor] = {key: batch[key] for key in ("image", "query", "label", "mask") if key in batch}
+    kept: dict[str, Tensor] = {key: batch[key] for key in ("image", "size", "query", "label", "mask") if key in batch}
     kept["probability"], kept["prediction"] = answers(logits, multilabel)
     if combined is not None:
         kept["map"] = combined

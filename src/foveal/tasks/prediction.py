@@ -44,6 +44,7 @@ class Prediction:
         models: title of each model that was asked, and its answers with their probabilities, most probable first;
             empty for a task that does not answer with classes.
         picture: where the models looked, or what they found; None if there is nothing to draw.
+        caption: what the picture shows.
         lines: what a terminal shows for each model, by title.
         remark: what else there is to say.
         data: plain values for a JSON file, or None.
@@ -53,6 +54,7 @@ class Prediction:
 
     models: dict[str, list[tuple[str, float]]] = field(default_factory=dict)
     picture: Image.Image | None = None
+    caption: str = "Where it looked"
     lines: dict[str, list[str]] = field(default_factory=dict)
     remark: str = ""
     data: Any = None

@@ -22,6 +22,7 @@ PARTS = {
     "cbam": (None, [INNER, OUTPUT], "rpn.head.conv.0.0"),
     "aw": (None, [INNER, OUTPUT], OUTPUT, "rpn.head.conv.0.0"),
     "spatial": (None, OUTPUT, "backbone.body.layer2.*.bn2"),
+    "dynamic": (None, OUTPUT, "backbone.body.layer2.*.bn2"),
     "deform": (None, OUTPUT, "rpn.head.conv.0.0"),
 }
 

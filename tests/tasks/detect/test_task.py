@@ -143,6 +143,7 @@ def test_predict(run, tmp_path):
     Image.new("RGB", (200, 120), (40, 60, 90)).save(file)
     prediction = predict(run.out, file, score=0.0, most=3)
     assert prediction.stem == "photo-detected"
+    assert prediction.caption == "The objects"
     objects = prediction.data["models"]["tiny"]
     assert prediction.data["size"] == [120, 200]
     assert len(objects) <= 3
@@ -177,6 +178,7 @@ def test_predict_shows_what_a_region_attends_to(focused, run, tmp_path):
     plain = predict(run.out, file, score=1.0)
     assert "relations" not in plain.data
     assert alone.picture.width > 1.9 * plain.picture.width  # a panel more
+    assert alone.caption == "The objects and where it looked"
     left, top, right, bottom = pairs[0]["subject"]
     there = f"{(left + right) / 2},{(top + bottom) / 2}"
     elsewhere = predict(focused.out, file, score=1.0, at=there)
@@ -300,6 +302,27 @@ def test_a_detector_of_torchvision_by_its_name(run):
 
         model = build_model(recipe.model, {"num_classes": 16})
     assert model.roi_heads.box_predictor.cls_score.out_features == 16
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"), [("maskrcnn_resnet50_fpn", "masks"), ("keypointrcnn_resnet50_fpn", "keypoints")]
+)
+def test_detectors_that_need_more_than_boxes_are_refused(run, name, needs):
+    recipe = replace(run.recipe, model={"name": name, "weights_backbone": None})
+    with torch.device("meta"), pytest.raises(UserError, match=f"{name} learns from {needs}.*RetinaNet, FCOS or SSD"):
+        make_task(recipe, build_source(recipe))
+
+
+def test_a_detector_of_one_stage(run):
+    """Its losses have other names."""
+    model = {"name": "ssdlite320_mobilenet_v3_large", "weights_backbone": None}
+    recipe = replace(run.recipe, model=model)
+    task, source = make_task(recipe, build_source(recipe)), build_source(recipe)
+    batch = next(iter(source.loader("train", 2, device=CPU)))
+    total, losses = task.train().weighed(batch)
+    assert losses.keys() == {"classification", "bbox_regression"}
+    assert total.isfinite()
+    assert len(task.eval().detect(batch)) == 2
 
 
 @pytest.mark.slow

@@ -80,6 +80,7 @@ def test_classes(run, photo):
     assert prediction.data["size"] == [40, 64]
     assert any("50.0%" in line for line in prediction.lines["net"])
     assert prediction.stem == "photo-segmented"
+    assert prediction.caption == "The classes"
     assert not prediction.remark
 
 
@@ -104,7 +105,10 @@ def test_where_a_position_looks(run, photo):
     asked = predict([run(attends=True)], [photo], "60,5", None, None)
     assert asked.picture.width > plain.picture.width  # a panel more
     assert not asked.remark
-    assert "mechanism: spatial" in predict([run()], [photo], "60,5", None, None).remark
+    assert asked.caption == "The classes and where it looked"
+    nothing = predict([run()], [photo], "60,5", None, None)
+    assert "mechanism: spatial" in nothing.remark
+    assert nothing.caption == "The classes"
     both = predict([run(attends=True), run(title="other")], [photo], "60,5", None, None)
     assert list(both.data["models"]) == ["net", "other"]
 
@@ -118,7 +122,7 @@ def test_each_term_and_sampling_points(run, photo, monkeypatch):
     )
     monkeypatch.setattr(
         "foveal.tasks.segment.prediction.sampling",
-        lambda image, points, at: drawn.append((points, at)) or Image.new("RGB", (192, 120)),
+        lambda image, points, at, modulation: drawn.append((points, at)) or Image.new("RGB", (192, 120)),
     )
     net = run()
     net.model.attend = nn.Sequential(DeformConv2d(3, 3, 3, padding=1), SpatialAttention(3, heads=1, terms="0110"))
@@ -133,6 +137,23 @@ def test_each_term_and_sampling_points(run, photo, monkeypatch):
     titles.clear()
     predict([saliency], [photo], "60,5", None, None)
     assert titles == ["attend"]  # one term is all there is
+
+
+def test_the_points_of_a_strided_convolution_are_inside_the_photograph(run, photo, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "foveal.tasks.segment.prediction.sampling",
+        lambda image, points, at, modulation: drawn.append((points, modulation)) or Image.new("RGB", (192, 120)),
+    )
+    net = run()
+    net.model.attend = nn.Sequential(DeformConv2d(3, 3, 3, stride=2, padding=1, modulated=True))
+    bias = net.model.attend[0].deform.offset.bias
+    bias.data[18] = 2.0  # of the first tap's modulation
+    predict([net], [photo], "60,5", None, None)
+    ((points, modulation),) = drawn
+    window = 8 * torch.tensor([[x, y] for y in (-1, 0, 1) for x in (5, 6, 7)]) + 3.5  # the input is a map of 5×8
+    torch.testing.assert_close(points[0], window.float())
+    torch.testing.assert_close(modulation[0], torch.tensor([2.0, *[0.0] * 8]).sigmoid())
 
 
 def test_the_row_of_a_position():

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from torch import Tensor
+from torchvision.transforms.functional import pil_to_tensor
 
 from foveal.data.images.augment import view
+from foveal.data.images.masked import resized_to
 from foveal.data.images.reading import read_image
 from foveal.errors import UnknownNameError, UserError
 from foveal.see import Samples, class_maps, gates, top_classes
@@ -49,14 +52,21 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str]
     )
 
 
+def model_view(run: Trained, picture: Image.Image) -> Tensor:
+    """An image as the model sees it, uint8 (3, H, W): a square from its middle, or the whole in its own shape."""
+    seen_as = run.about["view"]
+    if "short" not in seen_as:
+        return view(seen_as["size"], seen_as["augment"], False, False)(picture)
+    return pil_to_tensor(picture.resize(resized_to(picture.size, seen_as["short"]), Image.Resampling.BILINEAR))
+
+
 def look(run: Trained, picture: Image.Image) -> Samples:
     """What a model makes of an image."""
-    seen_as = run.about["view"]
-    image = view(seen_as["size"], seen_as["augment"], False, False)(picture)[None]
+    image, seen_as = model_view(run, picture)[None], run.about["view"]
     mean, std = torch.tensor(seen_as["mean"]), torch.tensor(seen_as["std"])
     with torch.no_grad(), looking(run.model) as seen:
         logits = run.model(normalised(image, mean, std)).float()
-    maps, combined = spatial_maps(seen, (seen_as["size"], seen_as["size"]))
+    maps, combined = spatial_maps(seen, (image.shape[-2], image.shape[-1]))
     probability, prediction = answers(logits, run.about["multilabel"])
     tensors = {"image": image, "prediction": prediction, "probability": probability}
     tensors |= {f"gate.{i}": values for i, values in enumerate(maps.values())}

@@ -67,6 +67,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], score: float, most: 
     pairs = {title: _pairs(one.graph) for title, one in looks.items() if one.graph is not None}
     return Prediction(
         picture=detections(photo, found, names, panels=panels, size=size),
+        caption="The objects and where it looked" if panels else "The objects",
         lines={title: _lines(objects, score) for title, objects in lists.items()},
         remark="" if at is None or panels else _nothing_attended(runs),
         data={"image": inputs[0], "size": list(photo.shape[1:]), "classes": names, "models": lists}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torchvision.models.detection import KeypointRCNN, MaskRCNN
 
 from foveal.attention import AttentionRecord, watch
 from foveal.attention.regions import Sizes
@@ -236,7 +237,13 @@ def sizes_of(batch: Mapping[str, Any]) -> Sizes:
 
 
 def try_detector(model: nn.Module, name: str) -> None:
-    """Find out before training whether the model takes a list of images and returns boxes."""
+    """Find out before training whether the model takes a list of images, learns from boxes and returns boxes."""
+    if isinstance(model, MaskRCNN | KeypointRCNN):
+        needs = "masks" if isinstance(model, MaskRCNN) else "keypoints"
+        raise UserError(
+            f"model {name} learns from {needs}, and task detect has boxes only; use detector, or a Faster R-CNN, "
+            "RetinaNet, FCOS or SSD of torchvision, such as fasterrcnn_resnet50_fpn"
+        )
     training = model.training
     try:
         with torch.no_grad():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import pil_to_tensor
 
 from foveal.attention import AttentionRecord, watch
+from foveal.attention.deform import SamplingPoints
 from foveal.attention.records.placement import token_map
 from foveal.data.images.masked import resized_to
 from foveal.data.images.reading import read_image
@@ -58,6 +59,7 @@ def predict(
     picture = segmentation(photo, labels, about["answers"], about["palette"], panels=panels)
     return Prediction(
         picture=picture,
+        caption="The classes and where it looked" if panels else "The classes",
         lines=lines,
         remark=_remark(query, panels, undrawn),
         data={"image": inputs[0], "size": list(photo.shape[1:]), "classes": about["answers"], "models": data},
@@ -129,7 +131,7 @@ def run_lengths(classes: Tensor) -> list[list[int]]:
 def _attention(title: str, photo: Tensor, looked: Look, query: tuple[float, float]) -> dict[str, Image.Image]:
     """Where a position looks, by title: sampling points, attention of the last layers, and each term of the last."""
     panels: dict[str, Image.Image] = {}
-    points = {site: record for site, record in looked.seen.items() if record.kind == "points"}
+    points = {site: record for site, record in looked.seen.items() if isinstance(record.noted, SamplingPoints)}
     between = {site: record for site, record in looked.seen.items() if record.kind == "pairwise"}
     for site, record in list(points.items())[-1:]:
         panels[_panel_name(title, site)] = _sampled(photo, record, query)
@@ -152,14 +154,18 @@ def _panel_name(title: str, site: str) -> str:
 
 
 def _sampled(photo: Tensor, record: AttentionRecord, query: tuple[float, float]) -> Image.Image:
-    """The points that a deformable convolution of stride 1 samples from a position of its map."""
+    """The points that a deformable convolution samples from a position of its map, with their modulation."""
+    assert isinstance(record.noted, SamplingPoints)
     points, sides = record.values[0], photo.shape[:0:-1]  # (G, K, h, w, 2); width and height
     counts = points.shape[3], points.shape[2]
     column, row = (min(int(part * count), count - 1) for part, count in zip(query, counts, strict=True))
-    ratio = torch.tensor([side / count for side, count in zip(sides, counts, strict=True)])
+    seen = record.noted.input_size[::-1]  # the points are in pixels of the convolution's input
+    ratio = torch.tensor([side / count for side, count in zip(sides, seen, strict=True)])
     chosen = (points[:, :, row, column].float().cpu() + 0.5) * ratio - 0.5
+    modulation = record.noted.modulation
+    shares = None if modulation is None else modulation[0, :, :, row, column]
     place = (query[0] * sides[0], query[1] * sides[1])
-    drawn = sampling(photo, chosen, place)
+    drawn = sampling(photo, chosen, place, modulation=shares)
     return drawn.resize((int(sides[0]), int(sides[1])), Image.Resampling.LANCZOS)
 
 
