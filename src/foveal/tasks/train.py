@@ -260,8 +260,8 @@ def evaluate(
     recipe = complete(folder.recipe())
     model, about = load_model(folder.path)
     source = build_source(recipe, data)
-    check_numbering(about, source.about(), str(out), OTHER_DATA)
     task = make_task(recipe, source, model)
+    check_numbering(about, task.source.about(), str(out), OTHER_DATA)
     with _stoppable(folder, recipe.train.check_every):
         result = _test(task, folder)
     if tell is not None:

@@ -319,7 +319,7 @@ MISTAKES = {
     "model={name: vit_tiny_patch16_224}": "model vit_tiny_patch16_224 cannot take images of 8×8: ",
     "model={name: resnet18, features_only: true}": "expected logits (N, 10), it returns list",
     "model.checkpoint=gone.safetensors": "model.checkpoint: there is no file gone.safetensors",
-    "data={name: mref, digits: embedded}": "for data.name=mref use another task, such as task=refer",
+    "data={name: mref, digits: embedded}": "needs labelled images, such as data.name=digits; data.name=mref has none",
     "task=refer": "for data.name=digits use another task, such as task=classify",
     "task=clasify": "did you mean 'classify'",
     "loss.relation={r: 1}": "loss.relation is for task document",

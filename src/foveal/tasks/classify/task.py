@@ -60,14 +60,12 @@ class Classify(Task):
     mean: Tensor
     std: Tensor
     summary = "an image; its class, or all of its classes"
+    needs: ClassVar[str] = "labelled images, such as data.name=digits"
     sections: ClassVar[Mapping[str, type]] = {"loss": ClassifyLoss, "measure": ClassifyMeasure}
 
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
         if not isinstance(source, ClassifySource):
-            raise UserError(
-                f"task {self.name} needs labelled images; for data.name={source.name} use another task, such as "
-                "task=refer"
-            )
+            raise UserError(f"task {self.name} needs {self.needs}; data.name={source.name} has none")
         recipe = complete(recipe)
         classes = count_classes(source)
         if model is None:
@@ -124,7 +122,7 @@ class Classify(Task):
             return ("classification",)
         return ("classification", *(SHARPEN if len(options.layers) == 2 else ("separability_last",)))
 
-    def inputs(self, batch: Batch) -> Tensor:
+    def inputs(self, batch: Batch) -> Any:
         """What the model takes."""
         return normalised(batch["image"], self.mean, self.std)
 
@@ -180,7 +178,7 @@ class Classify(Task):
         if self.class_attention is not None:
             self.class_attention.update(self.model, x, logits, batch)
         if batch_idx in looked_at:
-            gates, combined = spatial_maps(seen, (x.shape[-2], x.shape[-1]))
+            gates, combined = spatial_maps(seen, (batch["image"].shape[-2], batch["image"].shape[-1]))
             self.sites, self.total_gates = list(gates), len(seen)
             kept = sample_tensors(batch, logits, self.multilabel, gates, combined, SAMPLES // len(looked_at))
             earlier = self.samples if batch_idx else {}

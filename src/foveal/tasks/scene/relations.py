@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from foveal.attention import RegionGraph, region_graphs, watch
-from foveal.data.images.augment import view
 from foveal.data.images.reading import read_image
 from foveal.models.scene import SceneNet
 from foveal.runs import Stored
@@ -19,6 +18,7 @@ from foveal.see import relations
 from foveal.see.page import Section, figure, figure_cards, picture
 from foveal.tasks.answers import pixels
 from foveal.tasks.attended import packed, strongest, unpacked
+from foveal.tasks.classify.prediction import model_view
 from foveal.tasks.classify.prediction import predict as predict_class
 from foveal.tasks.prediction import Prediction, Trained, titles
 
@@ -70,8 +70,7 @@ def predict(runs: Sequence[Trained], inputs: Sequence[str], label: Sequence[str]
     weights: dict[str, Tensor] = {}
     image: Any = None
     for title, run in zip(titles(runs), runs, strict=True):
-        seen_as = run.about["view"]
-        image = pixels(view(seen_as["size"], seen_as["augment"], False, False)(read_image(Path(inputs[0])))[None])[0]
+        image = pixels(model_view(run, read_image(Path(inputs[0])))[None])[0]
         for graph in scene_graphs(run.model, [image]):
             boxes[title], weights[title] = strongest(graph)[:2]
     if not boxes:

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from foveal.data import Source
 from foveal.errors import UserError
 from foveal.models.scene import SceneNet
 from foveal.recipe import Recipe
 from foveal.tasks.answers import count_classes, pixels, try_model
+from foveal.tasks.base import Batch
 from foveal.tasks.classify.task import Classify, ClassifySource
 from foveal.tasks.prediction import Prediction, Trained
 from foveal.tasks.registry import register_task
 from foveal.tasks.scene.detector import load_detector, rebuild_detector
 from foveal.tasks.scene.options import SceneLoss, SceneMeasure
 from foveal.tasks.scene.relations import sample_relations
+from foveal.tasks.scene.source import scene_source, unpadded
 from foveal.typed import check_options
 
 if TYPE_CHECKING:
@@ -34,14 +36,16 @@ class Scene(Classify):
 
     Args:
         recipe: the whole recipe; ``model.detector`` says which detector.
-        source: the dataset; batches hold image and label.
+        source: the dataset; batches hold image and label, or lists image and target, of which each has a scene.
         model: an already built model to use instead of the recipe's.
     """
 
     summary = "an image; its scene, from the whole and from the regions of a trained detector"
+    needs = "labelled images, or images with boxes and scenes, such as data.name=companions"
     sections: ClassVar[Mapping[str, type]] = {"loss": SceneLoss, "measure": SceneMeasure}
 
     def __init__(self, recipe: Recipe, source: Source, model: nn.Module | None = None) -> None:
+        source = scene_source(source)
         if model is None and isinstance(source, ClassifySource):
             classes = count_classes(source)
             model = build_scene(recipe, classes, getattr(source, "root", None))
@@ -63,12 +67,16 @@ class Scene(Classify):
         view = {**about["view"], "mean": [0.0] * 3, "std": [1.0] * 3}
         return about | {"view": view, "detector": getattr(self.model, "detector_from", {})}
 
-    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        """Scores, and a few samples with what their regions attend to."""
-        super().test_step(batch, batch_idx)
-        if batch_idx == 0:
-            images = pixels(self.samples["image"].to(self.device))
-            self.samples |= sample_relations(self.model, list(images))
+    def inputs(self, batch: Batch) -> Any:
+        """Images in [0, 1]; a list of them if they have different sizes."""
+        images = super().inputs(batch)
+        return unpadded(images, batch["size"]) if "size" in batch else images
+
+    def on_test_epoch_end(self) -> None:
+        """Beside the samples: what their regions attend to."""
+        super().on_test_epoch_end()
+        images = pixels(self.samples["image"].to(self.device))
+        self.samples |= sample_relations(self.model, unpadded(images, self.samples.get("size")))
 
     @classmethod
     def predict(cls, runs: Sequence[Trained], inputs: Sequence[str], *, label: Sequence[str] = ()) -> Prediction:
