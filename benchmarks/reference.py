@@ -107,6 +107,20 @@ def whole_table(table: str, seeds: int, jobs: int, rows: Path | None, overrides:
         return len(list(Path(folder).rglob("result.json"))), seconds
 
 
+def add_rows(path: Path, rows: list[dict[str, object]]) -> None:
+    """Add rows to a file; they replace what was measured there on the same hardware."""
+
+    def key(row: dict[str, object]) -> list[object]:
+        return [row[name] for name in ("what", "unit", "hardware")]
+
+    known: list[dict[str, object]] = []
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            known = list(csv.DictReader(file))
+    new = list(map(key, rows))
+    write_rows(path, [*(row for row in known if key(row) not in new), *rows])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=None, help="images to paint (15,000 on a GPU, 2,000 on a CPU)")
@@ -118,7 +132,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=8, help="runs of the table side by side")
     parser.add_argument("--rows", type=Path, help="add the rows of the table to this file")
     parser.add_argument("overrides", nargs="*", help="of the table's recipes")
-    parser.add_argument("--csv", type=Path, help="also write the rows to this file")
+    parser.add_argument("--csv", type=Path, help="also add the rows to this file")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     gpu = device.type == "cuda"
@@ -131,9 +145,7 @@ def main() -> None:
         what = " ".join([f"table {options.table}, {runs} runs, {options.jobs} at once", *options.overrides])
         print(f"{what} {seconds / 60:.1f} min")
         if options.csv:
-            known = list(csv.DictReader(options.csv.open(encoding="utf-8"))) if options.csv.exists() else []
-            kept = [row for row in known if row["what"] != what]
-            write_rows(options.csv, [*kept, {"what": what, "value": round(seconds, 1), "unit": "seconds", **where}])
+            add_rows(options.csv, [{"what": what, "value": round(seconds, 1), "unit": "seconds", **where}])
         return
     for name in ("mref", "mdist") + (("mbg",) if root and (root / "backgrounds").exists() else ()):
         speed = paint(name, images, device, root)
@@ -158,7 +170,7 @@ def main() -> None:
         for key, value in found.items():
             rows.append({"what": f"run {WHOLE} bf16 compiled", "value": round(value, 2), "unit": key, **where})
     if options.csv:
-        write_rows(options.csv, rows)
+        add_rows(options.csv, rows)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def test_values_that_do_not_vary_have_neither_interval_nor_p():
 
 
 @pytest.mark.parametrize("test", [paired, unpaired])
-@pytest.mark.parametrize(("first", "second"), [([0.1, 0.2], [0.1]), ([0.1], [0.2])])
+@pytest.mark.parametrize(("first", "second"), [([0.1, 0.2], [0.1]), ([0.1], [0.2]), ([], [])])
 def test_too_few_seeds(test, first, second):
     with pytest.raises(UserError, match="seed"):
         test(first, second)

@@ -75,7 +75,8 @@ def against_first(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, Com
         rows: of :func:`foveal.reproduce.summarise`.
 
     Returns:
-        The first recipe, another, and their difference; recipes that do not share two seeds are left out.
+        The first recipe, another, and their difference; recipes that do not share two seeds are left out. Rows that do
+        not say which seeds they have are not paired.
     """
     firsts: dict[str, Mapping[str, Any]] = {}
     pairs = []
@@ -111,11 +112,14 @@ def compare_runs(folders: Sequence[Path]) -> dict[str, list[Group]]:
 
 def compare_groups(first: Group, second: Group, metric: str, pairs: bool = True) -> Comparison | None:
     """Compare runs of the same seed, or all runs without ``pairs``; None if fewer than two have the metric."""
-    one, other = (
-        {run.seed: value for run in group.finished if finite(value := run.part("metrics").get(metric))}
-        for group in (first, second)
-    )
-    found = _by_seed(one, other) if pairs else _unpaired(list(one.values()), list(other.values()))
+    if pairs:
+        one, other = (
+            {run.seed: value for run in group.finished if finite(value := run.part("metrics").get(metric))}
+            for group in (first, second)
+        )
+        found = _by_seed(one, other)
+    else:
+        found = _unpaired(first.numbers(metric), second.numbers(metric))
     return found and replace(found, info=first.info(metric))
 
 

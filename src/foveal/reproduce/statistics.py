@@ -54,7 +54,8 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Comparison:
     if len(first) != len(second):
         raise UserError(f"one has {len(first)} seeds, the other {len(second)}; run both with the same --seeds")
     differences = [b - a for a, b in zip(first, second, strict=True)]
-    return _student(len(differences), statistics.fmean(differences), _error(differences), len(differences) - 1)
+    error = _error(differences)
+    return _student(len(differences), statistics.fmean(differences), error, len(differences) - 1)
 
 
 def unpaired(first: Sequence[float], second: Sequence[float]) -> Comparison:

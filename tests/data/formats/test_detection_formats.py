@@ -115,6 +115,7 @@ def test_own_images_in_the_form_of_coco(tmp_path):
         (lambda c: c["categories"].append({"id": 9, "name": "dog"}), "two categories with the name 'dog'"),
         (lambda c: c.pop("annotations"), "expected 'annotations' of type list"),
         (lambda c: c["images"].append(c["images"][0]), "two images with id 0"),
+        (lambda c: c["images"].append([1]), "expected 'id' of type int"),
     ],
 )
 def test_coco_problems(tmp_path, change, message):

@@ -141,6 +141,12 @@ def test_masks_without_a_class(folder):
     assert trained.stops
 
 
+def test_a_check_without_training_images(folder):
+    for image in (folder / "train/images").iterdir():
+        image.unlink()
+    assert any("holds no image files" in str(problem) for problem in check("maskfolder", {"folder": str(folder)}))
+
+
 def test_photographs_that_are_shown_turned(folder):
     exif = Image.Exif()
     for name, orientation in (("train0", 3), ("train1", 6)):

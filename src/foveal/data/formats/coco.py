@@ -97,7 +97,8 @@ def annotated(
             if category not in labels:
                 raise DataError(f"{where} is of category {category}, which is not listed under 'categories'")
             left, top, width, height = numbers(entry.get("bbox"), 4, where)
-            places[image, entry.get("id")] = len(things[image])
+            if related is not None:
+                places[image, member(entry, "id", int, where)] = len(things[image])
             mark = CROWD if entry.get("iscrowd") else COUNTS
             things[image].append(Thing((left, top, left + width, top + height), labels[category], mark))
     seen = set()
@@ -105,7 +106,7 @@ def annotated(
         with collected():
             number = entry.get("id") if isinstance(entry, dict) else entry
             where = f"{path}, image {number!r}"
-            if number in seen:
+            if member(entry, "id", int, where) in seen:
                 raise DataError(f"{path} has two images with id {number}; give each an id of its own")
             seen.add(number)
             if related is not None and number not in related:

@@ -79,6 +79,8 @@ def check_segments(
             stops=False,
             file=file,
         )
+    if "train" not in seen:  # it could not be read
+        return
     trained = seen["train"][: len(images.answers)]
     if not trained.any():
         yield Problem(NOTHING)
