@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foveal import registry
-from foveal.data.embedded import confusion
+from foveal.data.embedded import companions, confusion
 from foveal.models import registry as models
 from foveal.tasks import train
 
@@ -34,4 +34,17 @@ def small_confusion(monkeypatch):
         monkeypatch.setitem(confusion.COUNTS, split, count)
     train._build_source.cache_clear()
     yield
+    train._build_source.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def small_companions(request):
+    """Few pictures of ``companions``, as many as the module's ``COUNTS`` says, painted once."""
+    counts = request.module.COUNTS
+    pictures = {split: companions.generate(split, count) for split, count in counts.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(companions, "COUNTS", counts)
+        patch.setattr(companions, "cached", lambda name, key, make: pictures[key["split"]])
+        train._build_source.cache_clear()
+        yield
     train._build_source.cache_clear()

@@ -55,18 +55,7 @@ train: {epochs: 2, batch: 8, eval_batch: 6, accelerator: cpu}
 """
 CPU = torch.device("cpu")
 COUNTS = {"train": 48, "val": 6, "test": 10}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_companions():
-    """Few pictures, painted once."""
-    pictures = {split: companions.generate(split, count) for split, count in COUNTS.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companions, "COUNTS", COUNTS)
-        patch.setattr(companions, "cached", lambda name, key, make: pictures[key["split"]])
-        _build_source.cache_clear()
-        yield
-    _build_source.cache_clear()
+pytestmark = pytest.mark.usefixtures("small_companions")
 
 
 class Run:

@@ -19,9 +19,9 @@ from foveal.tasks import evaluate, fit, load_model, predict
 from foveal.tasks.attended import unpacked
 from foveal.tasks.base import make_task
 from foveal.tasks.scene.source import BoxScenes, padded, scene_source, unpadded
-from foveal.tasks.train import _build_source
 
 COUNTS = {"train": 30, "val": 5, "test": 12}
+pytestmark = pytest.mark.usefixtures("small_companions")
 CPU = torch.device("cpu")
 RECIPE = """
 version: 2
@@ -37,18 +37,6 @@ train: {epochs: 1, batch: 10, eval_batch: 5, accelerator: cpu}
 def tiny_companions_rcnn():
     """A detector whose input has the size of the pictures."""
     return small_detector(min_size=companions.SHORT, max_size=companions.LONG)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_companions():
-    """Few pictures, painted once."""
-    pictures = {split: companions.generate(split, count) for split, count in COUNTS.items()}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(companions, "COUNTS", COUNTS)
-        patch.setattr(companions, "cached", lambda name, key, make: pictures[key["split"]])
-        _build_source.cache_clear()
-        yield
-    _build_source.cache_clear()
 
 
 @pytest.fixture(scope="module")
