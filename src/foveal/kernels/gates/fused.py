@@ -18,8 +18,7 @@ from foveal.compat import (
     saved_tensor_hooks_active,
 )
 from foveal.kernels.gates import plain
-from foveal.kernels.gates.plan import layout
-from foveal.kernels.support import DTYPES, fused_available, observed, ordinary, other_derivatives
+from foveal.kernels.support import DTYPES, fused_available, in_layout_of, observed, ordinary, other_derivatives
 
 if TYPE_CHECKING:
     from foveal.kernels.gates.launch import Key, Pools
@@ -176,7 +175,7 @@ class _Gates(torch.autograd.Function):
         x, *parameters, state, maps, moments = ctx.saved_tensors
         if torch.is_grad_enabled() or observed(g):
             return *_differentiable(ctx, g, [x, *parameters], moments), None, None, None
-        g = g.contiguous(memory_format=layout(x))
+        g = in_layout_of(x, g)
         kept = launch.Kept(state, maps, moments)
         needed = ctx.needs_input_grad
         of_parameters = any(needed[1:9])

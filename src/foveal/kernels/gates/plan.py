@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 ELEMENTS = 4096  # of a tile of a map, with 8 warps: 16 a thread
@@ -86,12 +85,6 @@ def plan_of(n: int, c: int, size: int, hidden: int, last: bool) -> Plan:
         registers=({"maxnreg": 64}, {"maxnreg": 80}) if last else ({}, {}),
         row=(*weights, 4 if weights[0] * weights[1] <= ELEMENTS // 2 else 8),
     )
-
-
-def layout(x: Tensor) -> torch.memory_format:
-    """The memory layout the kernels read ``x`` in: its own, contiguous if it is neither."""
-    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
 
 
 def plan_for(x: Tensor, hidden: int) -> tuple[Plan, int, int, int]:
